@@ -1,0 +1,1 @@
+"""Superposition self-distillation: one language model, several texts at once."""

@@ -1,0 +1,138 @@
+"""Where a causal language model keeps its parts: the only file that knows attribute paths.
+
+Everything else reads a model through :func:`embed`, :func:`final_hidden` and :func:`output_head`.
+:func:`check_layout` proves on the loaded model itself that these three compose to its logits, so a
+family that adds a step of its own (Gemma's embedding scale, logit soft-capping, a logit scale) is
+either handled or refused - never silently wrong.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from superpose.streams.batch import StreamBatch
+from superpose.streams.mixing import mix_embeddings
+
+TESTED_FAMILIES = (
+    "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """The map from the final hidden state to logits.
+
+    Attributes:
+        weight: ``(V, D)``; with tied embeddings the very parameter of the input table.
+        bias: ``(V,)`` or None.
+        softcap: final logit soft-capping ``c * tanh(logits / c)`` (Gemma 2), or None.
+        scale: factor on the logits before the soft cap (Cohere, Granite); 1 elsewhere.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` in float32 for hidden states ``(..., D)``.
+
+        The product is done in the dtype of the head, also under autocast, which would round it.
+        """
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(self.weight.dtype)
+            logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        logits = logits.float() * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+def embed(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """Token embeddings ``(..., D)`` as the model's own embedding module gives them.
+
+    The module is called, its weight is never indexed: Gemma's embedding scale lies inside it.
+    """
+    return model.get_input_embeddings()(input_ids)
+
+
+def output_head(model: PreTrainedModel) -> OutputHead:
+    """The output head of a model, sharing the model's own parameters."""
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None)  # Cohere multiplies
+    scaling = getattr(config, "logits_scaling", None)  # Granite divides
+    return OutputHead(
+        weight=head.weight,
+        bias=getattr(head, "bias", None),
+        softcap=getattr(config, "final_logit_softcapping", None),
+        scale=float(scale or 1.0) / float(scaling or 1.0),
+    )
+
+
+def final_hidden(
+    model: PreTrainedModel, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None
+) -> Tensor:
+    """Hidden states ``(B, T, D)`` after the final norm: what :func:`output_head` reads.
+
+    No attention mask is passed: in superpose padding stands on the right, where a causal model
+    never sees it, and positions count from the left in every family.
+    """
+    backbone = model.base_model
+    return backbone(
+        input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False
+    ).last_hidden_state
+
+
+def stream_hidden(model: PreTrainedModel, batch: StreamBatch) -> Tensor:
+    """Final hidden states ``(B, N, T, D)`` of the N ordinary passes, one stream each.
+
+    Streams of weight 0 are not run; their rows are zeros, and nothing reads them.
+    """
+    used = batch.weights > 0  # (B, N)
+    hidden = final_hidden(model, input_ids=batch.input_ids[used])  # (streams in use, T, D)
+    if bool(used.all()):
+        return hidden.view(batch.num_rows, batch.num_streams, batch.length, -1)
+    full = hidden.new_zeros(batch.num_rows, batch.num_streams, batch.length, hidden.shape[-1])
+    full[used] = hidden
+    return full
+
+
+def mixed_hidden(model: PreTrainedModel, batch: StreamBatch) -> Tensor:
+    """Final hidden states ``(B, T, D)`` of the one pass over the mixed input (eq. 1)."""
+    mixed = mix_embeddings(embed(model, batch.input_ids), batch.weights)
+    return final_hidden(model, inputs_embeds=mixed)
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """The longest sequence the model was made for, in tokens, or None where it names none."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions"):
+        if isinstance(limit := getattr(config, name, None), int):
+            return limit
+    return None
+
+
+def check_layout(model: PreTrainedModel, name: str) -> None:
+    """Prove that embed, final_hidden and output_head compose to the model's own logits.
+
+    Raises:
+        ValueError: if they do not, for a family whose forward pass does something of its own.
+    """
+    # Half precision rounds the two routes apart; float32 agrees to about 1e-6.
+    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
+    vocabulary = output_head(model).weight.shape[0]
+    ids = torch.arange(1, 9, device=model.device).remainder(vocabulary).view(1, -1)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).logits.float()
+        hidden = final_hidden(model, inputs_embeds=embed(model, ids))
+        composed = output_head(model).logits(hidden)
+    scale = expected.abs().max().clamp_min(1.0)
+    if not torch.allclose(composed, expected, atol=float(tolerance * scale), rtol=0):
+        raise ValueError(
+            f"model.path={name}: a {model.config.model_type!r} model does something to its "
+            "embeddings or logits that superpose does not reproduce, so its mixed input would be "
+            f"wrong; use one of the families {', '.join(TESTED_FAMILIES)}"
+        )

@@ -1,0 +1,141 @@
+"""What each metric means: one place for units, directions and words."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+Direction = Literal["lower", "higher", ""]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One metric.
+
+    Attributes:
+        text: what it is.
+        unit: ``nats``, ``share`` (0 to 1), ``rank`` (1 is best), ...; empty for a plain number.
+        better: which way is better, empty where neither is.
+    """
+
+    text: str
+    unit: str
+    better: Direction
+
+
+# By pattern, the first that fits; BASE is left off before.
+MEANINGS: dict[str, Meaning] = {
+    "superposition.kl_nats": Meaning(
+        "KL(P_target || P_mix), all distributions smoothed (suite.temperature, 1.5 in the paper): "
+        "distance of the mixed pass's distribution from the mean of the streams' own",
+        "nats", "lower",
+    ),
+    "superposition.kl_tau1_nats": Meaning(
+        "the same KL without smoothing (temperature 1)", "nats", "lower"
+    ),
+    "superposition.js_nats": Meaning(
+        "Jensen-Shannon divergence of P_target and P_mix, smoothed in the same way; at most "
+        "log 2 = 0.693",
+        "nats", "lower",
+    ),
+    "superposition.wasserstein": Meaning(
+        "Wasserstein-1 distance of P_target and P_mix on their top 256 tokens, ground metric "
+        "cosine distance of token embeddings",
+        "cosine distance", "lower",
+    ),
+    "superposition.*_ratio": Meaning(
+        "Superposition Approximation Ratio (eq. 3): mean distance of P_mix from P_target over the "
+        "mean distance of two unrelated contexts; 0 is perfect, 1 no closer than unrelated texts",
+        "ratio of means", "lower",
+    ),
+    "superposition.*_standard_error": Meaning(
+        "standard error of that ratio over groups (delta method)", "", ""
+    ),
+    "superposition.*_unrelated_nats": Meaning(
+        "denominator of the ratio: mean distance, in both directions, between the streams' own "
+        "distributions",
+        "nats", "",
+    ),
+    "superposition.wasserstein_unrelated": Meaning(
+        "the same of the Wasserstein distance", "cosine distance", ""
+    ),
+    "superposition.total_variation": Meaning(
+        "total variation distance of P_target and P_mix at temperature 1", "0 to 1", "lower"
+    ),
+    "superposition.rank.median_confident": Meaning(
+        "median rank, in the mixed logits, of the streams' argmax tokens whose own single-stream "
+        "probability is above 0.5",
+        "rank", "lower",
+    ),
+    "superposition.rank.median": Meaning(
+        "median rank, in the mixed logits, of each stream's own argmax token; a perfect mixture "
+        "of two gives 1 and 2",
+        "rank", "lower",
+    ),
+    "superposition.rank.top_*": Meaning(
+        "share of the streams' argmax tokens among the first k of the mixed logits",
+        "share", "higher",
+    ),
+    "superposition.rank_truth.median": Meaning(
+        "median rank, in the mixed logits, of each stream's actual next token", "rank", "lower"
+    ),
+    "superposition.rank_truth.top_*": Meaning(
+        "share of the streams' actual next tokens among the first k of the mixed logits",
+        "share", "higher",
+    ),
+    "superposition.control.token_overlap": Meaning(
+        "how often two streams have the same next token at one position", "share", ""
+    ),
+    "superposition.control.median": Meaning(
+        "frequency control: median rank of another stream's next token in a stream's own logits",
+        "rank", "",
+    ),
+    "superposition.control.top_*": Meaning(
+        "frequency control: share of another stream's next tokens among the first k of a stream's "
+        "own logits; what frequent words alone give",
+        "share", "",
+    ),
+    "lambada.*.first_token_accuracy": Meaning(
+        "share of texts whose last word's first token is the argmax", "share", "higher"
+    ),
+    "lambada.single.accuracy": Meaning(
+        "share of texts whose last word is predicted greedily, token by token (lm-eval's "
+        "lambada_openai)",
+        "share", "higher",
+    ),
+    "lambada.*.accuracy": Meaning(
+        "the same when several texts are read in one mixed pass", "share", "higher"
+    ),
+    "lambada.*.perplexity": Meaning(
+        "exp of the mean negative log-likelihood of the last word", "", "lower"
+    ),
+    "lambada.*.median_rank": Meaning(
+        "median rank of the last word's first token", "rank", "lower"
+    ),
+    "perplexity.nll_nats": Meaning(
+        "mean negative log-likelihood of a token in ordinary single-stream reading: the price of "
+        "distillation",
+        "nats per token", "lower",
+    ),
+    "perplexity.ppl": Meaning("exp of it", "", "lower"),
+    "generation.jaccard": Meaning(
+        "token-set overlap of the continuations of two streams", "0 to 1", "lower"
+    ),
+    "train[./]kl_nats": Meaning("distillation loss at its own temperature", "nats", "lower"),
+    "val[./]kl_nats": Meaning("held-out KL(target || student) at temperature 1", "nats", "lower"),
+    "val[./]kl_ratio": Meaning("held-out ratio of eq. 3 at temperature 1.5", "ratio", "lower"),
+    "val[./]top10": Meaning("held-out share of argmax tokens in the top 10", "share", "higher"),
+    "*accuracy": Meaning("share predicted right", "share", "higher"),
+    "*_nats": Meaning("", "nats", ""),
+    "*_seconds": Meaning("wall-clock time", "seconds", "lower"),
+}  # fmt: skip
+
+BASE = "base."
+
+
+def meaning_of(metric: str) -> Meaning:
+    """The meaning of a metric; an empty one for a name that nothing is known of."""
+    name = metric.removeprefix(BASE)
+    for pattern, meaning in MEANINGS.items():
+        if fnmatchcase(name, pattern):
+            return meaning
+    return Meaning("", "", "")

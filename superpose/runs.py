@@ -1,0 +1,190 @@
+"""What a run leaves behind - checkpoints and export - and how it is opened again."""
+
+import glob
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from superpose.config import ModelConfig, StreamsConfig, TrainerConfig
+from superpose.methods.checkpoints import read_checkpoint
+from superpose.models.loading import PACKAGED, LanguageModel, load
+from superpose.models.students import student_of
+
+PROVENANCE_FILE = "superpose.json"
+SCHEMAS = {"model": ModelConfig, "streams": StreamsConfig, "trainer": TrainerConfig}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Trained weights on disk.
+
+    Attributes:
+        path: the run folder, .ckpt file or export folder that was named.
+        provenance: what ``superpose.json`` and every .ckpt say: method, N, base model and its
+            fingerprint, teacher, alpha, beta, guide, and the run's config.
+        export_folder: the Hugging Face folder of the weights, or None for a .ckpt.
+        lightning_file: the .ckpt to resume from, or None if there is none.
+    """
+
+    path: str
+    provenance: dict[str, Any]
+    export_folder: Path | None
+    lightning_file: Path | None
+
+    def load(self, base: LanguageModel | None = None) -> LanguageModel:
+        """The trained model; ``base`` is its base model, if that is loaded already."""
+        if self.export_folder is not None:
+            return load(str(self.export_folder))
+        if base is None:
+            base = load(**self.provenance["base"])
+        self.check_base(base)
+        model = student_of(base.model).eval()
+        self.load_into(model)
+        return LanguageModel(model, base.tokenizer, self.path)
+
+    def load_into(self, model: PreTrainedModel) -> None:
+        """Put the trained weights into ``model``.
+
+        Raises:
+            ValueError: if they do not fit.
+        """
+        if self.export_folder is not None:
+            state = load(str(self.export_folder)).model.state_dict()
+        else:
+            assert self.lightning_file is not None
+            saved = read_checkpoint(self.lightning_file)["state_dict"]
+            state = {key.split(".", 1)[1]: value for key, value in saved.items()}
+        expected = model.state_dict()
+        odd = sorted(set(state) ^ set(expected)) or [
+            key for key, value in expected.items() if value.shape != state[key].shape
+        ]
+        if odd:
+            raise ValueError(
+                f"checkpoint={self.path} does not fit the model: {len(odd)} weights are missing, "
+                f"unexpected or of another shape, such as {odd[0]}; "
+                f"it was trained from model.path={self.provenance['base']['path']}"
+            )
+        model.load_state_dict(state)
+
+    def check_base(self, base: LanguageModel) -> None:
+        """Refuse another base model than the one the weights were trained from."""
+        if self.provenance["base"]["random_init"]:
+            return  # nothing of the start is left in a model trained from scratch
+        fingerprint = base.fingerprint()
+        if fingerprint != self.provenance["fingerprint"]:
+            raise ValueError(
+                f"checkpoint={self.path} was trained from {self.provenance['base']['path']} with "
+                f"fingerprint {self.provenance['fingerprint']}, but model.path={base.path} has "
+                f"{fingerprint}; give the base model of that run, or leave model.path out"
+            )
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+    """Find the trained weights that ``checkpoint=PATH`` names.
+
+    Args:
+        path: a run folder, a .ckpt file, or an export folder.
+
+    Raises:
+        ValueError: if there are none, or they cannot be read.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return Checkpoint(path, read_checkpoint(place)["superpose"], None, place)
+    if not place.is_dir():
+        raise ValueError(
+            f"checkpoint={path} does not exist; give a run folder (outputs/train/DAY/TIME), a .ckpt "
+            "file or an export folder"
+        )
+    last = place / "checkpoints" / "last.ckpt"
+    for folder in (place, place / "export"):
+        if (folder / PROVENANCE_FILE).is_file():
+            provenance = json.loads((folder / PROVENANCE_FILE).read_text(encoding="utf-8"))
+            return Checkpoint(path, provenance, folder, last if last.is_file() else None)
+    if last.is_file():  # a run that was stopped before its export
+        return Checkpoint(path, read_checkpoint(last)["superpose"], None, last)
+    raise ValueError(
+        f"checkpoint={path} has neither {PROVENANCE_FILE}, export/ nor checkpoints/last.ckpt, so it "
+        "is no run of superpose; a Hugging Face folder is given with model=pretrained model.path"
+    )
+
+
+def export(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    provenance: dict[str, Any],
+) -> None:
+    """Write a Hugging Face folder (safetensors, tokenizer) with ``superpose.json``."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    text = json.dumps(provenance, indent=2)
+    (folder / PROVENANCE_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def provenance(config: dict[str, Any], base: LanguageModel, teacher: bool) -> dict[str, Any]:
+    """What belongs to trained weights: everything needed to rebuild and to judge them."""
+    return {
+        "schema": 1,
+        "method": config["method"]["_target_"].rsplit(".", 1)[-1],
+        "num_streams": config["streams"]["num_streams"],
+        "base": config["model"],
+        "fingerprint": base.fingerprint(),
+        "teacher": config["model"]["path"] if teacher else None,
+        "alpha": None,
+        "beta": None,
+        "guide": None,
+        "config": config,
+    }
+
+
+def with_absolute_paths(cfg: DictConfig) -> DictConfig:
+    """A config whose local paths no longer depend on where it was launched from.
+
+    A checkpoint takes its config along, and is opened from other folders.
+    """
+    absolute = cfg.copy()
+    for key in ("model.path", "data.path"):
+        path = OmegaConf.select(absolute, key)
+        if path is not None and path not in PACKAGED and glob.glob(os.path.expanduser(path)):
+            OmegaConf.update(absolute, key, os.path.abspath(os.path.expanduser(path)))
+    return absolute
+
+
+def inherit(
+    cfg: DictConfig, run: dict[str, Any], overrides: Iterable[str], groups: Iterable[str]
+) -> DictConfig:
+    """A config with groups taken over from the run that a checkpoint is from.
+
+    What the user set by hand stays: a group chosen anew (``data=text``) is not inherited, single
+    keys (``data.length=32``) are laid over the run's. An ``experiment`` chooses all groups.
+
+    Args:
+        cfg: the composed config.
+        run: the run's config.
+        overrides: the user's own, as Hydra lists them.
+        groups: names of groups, such as ``model``, or of single keys of the top level.
+    """
+    chosen = {override.split("=", 1)[0].lstrip("+~") for override in overrides if "=" in override}
+    if "experiment" in chosen:
+        return cfg
+    merged = cfg.copy()
+    with open_dict(merged):
+        for group in groups:
+            if any(key == group or key.startswith(f"{group}/") for key in chosen):
+                continue
+            own = {key for key in chosen if key.startswith(f"{group}.")}
+            kept = {key: OmegaConf.select(cfg, key) for key in own}
+            value = run[group]
+            if isinstance(value, dict):
+                value = OmegaConf.merge(SCHEMAS.get(group, {}), value)
+            merged[group] = value
+            for key, value in kept.items():
+                OmegaConf.update(merged, key, value)
+    return merged
