@@ -213,7 +213,7 @@ def story(split: str, seed: int, index: int) -> str:
         for opening, pair in zip(draw.sample(plot.opening, count), pairs, strict=True)
     ]
     # Every pair is as likely to come next as any other, the last one too; no sentence is told twice.
-    told = set()
+    told: set[str] = set()
     while len(told) < 7 - count:
         recall = draw.choice(plot.recall).format(**draw.choice(pairs))
         if recall not in told:
