@@ -9,6 +9,13 @@ NAMES = tuple(
     """.split()
 )
 
+SURNAMES = tuple(
+    """
+    Abbott Baxter Bishop Bolton Briggs Carter Cole Cooper Dalton Ellis Fisher Foster Grant Hayes
+    Holt Hunt Kent Lloyd Marsh Nash Parker Pierce Quinn Reed Stone Tate Ward Webb West York
+    """.split()
+)
+
 COMPANIONS = tuple(
     """
     chief coach colleague comrade cousin deputy friend mayor neighbor partner pupil sheriff
@@ -58,16 +65,29 @@ CITIES = tuple(
     """.split()
 )
 
+SIGNS = tuple(
+    """
+    Arrow Comet Dawn Eagle Flower Glory Lily Pearl Pride Queen Rose Spirit Star Victory
+    """.split()
+)
+
 COLORS = tuple(
     """
-    black blue brown gold gray green orange pink purple red silver white yellow
+    black blue brown gold gray green beige pink purple red silver white yellow
     """.split()
 )
 
 QUALITIES = tuple(
     """
-    big broken cheap clean cold dark dirty dry empty fine heavy hot little long narrow new old
+    big broken cheap clean cold dark dirty dry simple fine heavy hot little long narrow new modern
     plain poor rare round short soft strange warm wide
+    """.split()
+)
+
+MATERIALS = tuple(
+    """
+    brass clay copper cotton glass iron leather marble oak paper pine plastic rubber silk steel
+    stone tin velvet wax wool
     """.split()
 )
 
@@ -86,11 +106,17 @@ TASTES = tuple(
     """.split()
 )
 
+INGREDIENTS = tuple(
+    """
+    almond apple banana barley bean carrot cherry chicken corn ginger lemon mint mushroom nut
+    onion peach plum potato pumpkin tomato
+    """.split()
+)
+
 FOODS = tuple(
     """
-    beans bread butter cake candy cheese cider coffee cream grapes ham honey jam juice lemons
-    milk noodles olives onions pasta pears pepper pie rice salad salt soup stew sugar tea toast
-    wine
+    bread broth butter cake candy cider cream flour jam juice milk noodles oil paste pie pudding
+    salad sauce soup stew sugar syrup tea wine
     """.split()
 )
 

@@ -1,15 +1,14 @@
 """The embedded corpus: seeded short stories whose last word follows only from an earlier sentence.
 
-A story introduces two or three pairs - a nurse and her name, a color and the thing that has it -
-comes back to them several times, and ends with one of them; between stand sentences that lead
-nowhere:
+A story introduces two or three characters, each by three words - the nurse Ida Stone, a red iron
+kettle - comes back to them several times, and ends with one of them; between stand sentences that
+lead nowhere:
 
-    There was the nurse Ida. Then came the baker Otto. It rained all night. Everyone liked the
-    baker Otto. They waited for the nurse Ida. Nobody believed the nurse Ida.
+    There was the nurse Ida Stone. They packed a big red kettle. It rained all night. Everyone liked
+    the nurse Ida Stone. They lost the big red kettle. Nobody believed the nurse Ida Stone.
 
-The last sentence has the first half of a pair and ends with the second half, which only an earlier
-sentence has told; pairs are drawn anew for each story. Only a model that looks back for the last
-time it read "the nurse" can know the last word.
+The last sentence has the first words of a character and ends with the last one, which only earlier
+sentences have told, among the last words of other characters. All are drawn anew for each story.
 """
 
 import itertools
@@ -25,166 +24,162 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Plot:
-    """What a story is about: pairs ``{first} {second}``.
+    """What a story is about.
 
     Attributes:
-        firsts: words that open a pair; a story uses each once.
-        seconds: words that close it: the last word of a story is one of them.
-        opening: sentences that introduce a pair.
+        words: for each of the three words of a character, those it is drawn from.
+        opening: sentences that introduce a character ``{}``.
         recall: sentences that come back to it, and end with it.
     """
 
-    firsts: tuple[str, ...]
-    seconds: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
     opening: tuple[str, ...]
     recall: tuple[str, ...]
 
 
 PLOTS = (
     Plot(
-        lexicon.JOBS,
-        lexicon.NAMES,
+        (lexicon.JOBS, lexicon.NAMES, lexicon.SURNAMES),
         (
-            "There was the {first} {second}.",
-            "They met the {first} {second}.",
-            "Then came the {first} {second}.",
+            "There was the {}.",
+            "They met the {}.",
+            "Then came the {}.",
         ),
         (
-            "Everyone liked the {first} {second}.",
-            "She thanked the {first} {second}.",
-            "He called the {first} {second}.",
-            "They waited for the {first} {second}.",
-            "Nobody believed the {first} {second}.",
-        ),
-    ),
-    Plot(
-        lexicon.COMPANIONS,
-        lexicon.NAMES,
-        (
-            "First came {first} {second}.",
-            "They knew {first} {second}.",
-            "At the door stood {first} {second}.",
-        ),
-        (
-            "He waved to {first} {second}.",
-            "She danced with {first} {second}.",
-            "They thought of {first} {second}.",
-            "It was the turn of {first} {second}.",
-            "Nobody saw {first} {second}.",
+            "Everyone liked the {}.",
+            "She thanked the {}.",
+            "He called the {}.",
+            "They waited for the {}.",
+            "Nobody believed the {}.",
         ),
     ),
     Plot(
-        lexicon.RANKS,
-        lexicon.NAMES,
+        (lexicon.COMPANIONS, lexicon.NAMES, lexicon.SURNAMES),
         (
-            "The war began under {first} {second}.",
-            "From the north came {first} {second}.",
-            "The people feared {first} {second}.",
+            "First came {}.",
+            "They knew {}.",
+            "At the door stood {}.",
         ),
         (
-            "The town was held by {first} {second}.",
-            "He wrote to {first} {second}.",
-            "She ran to {first} {second}.",
-            "Bells rang for {first} {second}.",
-            "They all followed {first} {second}.",
-        ),
-    ),
-    Plot(
-        lexicon.ANIMALS,
-        lexicon.NAMES,
-        (
-            "They kept the {first} {second}.",
-            "In the barn slept the {first} {second}.",
-            "There was also the {first} {second}.",
-        ),
-        (
-            "She fed the {first} {second}.",
-            "He looked for the {first} {second}.",
-            "They found the {first} {second}.",
-            "Children loved the {first} {second}.",
-            "Nobody could catch the {first} {second}.",
+            "He waved to {}.",
+            "She danced with {}.",
+            "They thought of {}.",
+            "It was the turn of {}.",
+            "Nobody saw {}.",
         ),
     ),
     Plot(
-        lexicon.VESSELS,
-        lexicon.CITIES,
+        (lexicon.RANKS, lexicon.NAMES, lexicon.SURNAMES),
         (
-            "In the harbor lay the {first} {second}.",
-            "They boarded the {first} {second}.",
-            "From the west came the {first} {second}.",
+            "The war began under {}.",
+            "From the north came {}.",
+            "The people feared {}.",
         ),
         (
-            "A storm caught the {first} {second}.",
-            "He dreamed of the {first} {second}.",
-            "She sailed on the {first} {second}.",
-            "They repaired the {first} {second}.",
-            "Nobody heard of the {first} {second}.",
-        ),
-    ),
-    Plot(
-        lexicon.HOUSES,
-        lexicon.CITIES,
-        (
-            "On the hill stood the {first} {second}.",
-            "They opened the {first} {second}.",
-            "He worked at the {first} {second}.",
-        ),
-        (
-            "She went to the {first} {second}.",
-            "They met at the {first} {second}.",
-            "There was a fire at the {first} {second}.",
-            "Nobody knew the {first} {second}.",
-            "He sold the {first} {second}.",
+            "The town was held by {}.",
+            "He wrote to {}.",
+            "She ran to {}.",
+            "Bells rang for {}.",
+            "They all followed {}.",
         ),
     ),
     Plot(
-        lexicon.COLORS,
-        lexicon.OBJECTS,
+        (lexicon.COLORS, lexicon.ANIMALS, lexicon.NAMES),
         (
-            "There was a {first} {second}.",
-            "He had a {first} {second}.",
-            "Somebody left a {first} {second}.",
+            "They kept the {}.",
+            "In the barn slept the {}.",
+            "There was also the {}.",
         ),
         (
-            "She wanted the {first} {second}.",
-            "The thief took the {first} {second}.",
-            "He looked for the {first} {second}.",
-            "They broke the {first} {second}.",
-            "Nobody used the {first} {second}.",
-        ),
-    ),
-    Plot(
-        lexicon.QUALITIES,
-        lexicon.OBJECTS,
-        (
-            "They packed a {first} {second}.",
-            "She bought a {first} {second}.",
-            "He found a {first} {second}.",
-        ),
-        (
-            "They lost the {first} {second}.",
-            "She gave away the {first} {second}.",
-            "He paid for the {first} {second}.",
-            "Somebody asked for the {first} {second}.",
-            "Nobody wanted the {first} {second}.",
+            "She fed the {}.",
+            "He looked for the {}.",
+            "They found the {}.",
+            "Children loved the {}.",
+            "Nobody could catch the {}.",
         ),
     ),
     Plot(
-        lexicon.TASTES,
-        lexicon.FOODS,
+        (lexicon.VESSELS, lexicon.CITIES, lexicon.SIGNS),
         (
-            "There was {first} {second}.",
-            "The cook made {first} {second}.",
-            "They brought {first} {second}.",
+            "In the harbor lay the {}.",
+            "They boarded the {}.",
+            "From the west came the {}.",
         ),
         (
-            "She wanted more of the {first} {second}.",
-            "The dog ate the {first} {second}.",
-            "He never forgot the {first} {second}.",
-            "They shared the {first} {second}.",
-            "Nobody touched the {first} {second}.",
+            "A storm caught the {}.",
+            "He dreamed of the {}.",
+            "She sailed on the {}.",
+            "They repaired the {}.",
+            "Nobody heard of the {}.",
         ),
     ),
+    Plot(
+        (lexicon.QUALITIES, lexicon.HOUSES, lexicon.CITIES),
+        (
+            "On the hill stood the {}.",
+            "They opened the {}.",
+            "He worked at the {}.",
+        ),
+        (
+            "She went to the {}.",
+            "They met at the {}.",
+            "There was a fire at the {}.",
+            "Nobody knew the {}.",
+            "He sold the {}.",
+        ),
+    ),
+    Plot(
+        (lexicon.COLORS, lexicon.MATERIALS, lexicon.OBJECTS),
+        (
+            "There was a {}.",
+            "He had a {}.",
+            "Somebody left a {}.",
+        ),
+        (
+            "She wanted the {}.",
+            "The thief took the {}.",
+            "He looked for the {}.",
+            "They broke the {}.",
+            "Nobody used the {}.",
+        ),
+    ),
+    Plot(
+        (lexicon.QUALITIES, lexicon.COLORS, lexicon.OBJECTS),
+        (
+            "They packed a {}.",
+            "She bought a {}.",
+            "He found a {}.",
+        ),
+        (
+            "They lost the {}.",
+            "She gave away the {}.",
+            "He paid for the {}.",
+            "Somebody asked for the {}.",
+            "Nobody wanted the {}.",
+        ),
+    ),
+    Plot(
+        (lexicon.TASTES, lexicon.INGREDIENTS, lexicon.FOODS),
+        (
+            "There was {}.",
+            "The cook made {}.",
+            "They brought {}.",
+        ),
+        (
+            "She wanted more of the {}.",
+            "The dog ate the {}.",
+            "He never forgot the {}.",
+            "They shared the {}.",
+            "Nobody touched the {}.",
+        ),
+    ),
+)
+
+
+# Plots by the list that their last word is from: the characters of a story are of different kinds.
+KINDS = tuple(
+    tuple(plot for plot in PLOTS if plot.words[-1] is last_words)
+    for last_words in dict.fromkeys(plot.words[-1] for plot in PLOTS)
 )
 
 
@@ -200,27 +195,20 @@ def story(split: str, seed: int, index: int) -> str:
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     draw = random.Random(f"superpose-stories-{split}-{seed}-{index}")
-    plot = draw.choice(PLOTS)
     count = draw.choice((2, 3, 3))
-    pairs = [
-        {"first": first, "second": second}
-        for first, second in zip(
-            draw.sample(plot.firsts, count), draw.sample(plot.seconds, count), strict=True
-        )
-    ]
+    plots = [draw.choice(KINDS[kind]) for kind in draw.sample(range(len(KINDS)), count)]
+    characters = [" ".join(draw.choice(words) for words in plot.words) for plot in plots]
     sentences = [
-        opening.format(**pair)
-        for opening, pair in zip(draw.sample(plot.opening, count), pairs, strict=True)
+        draw.choice(plot.opening).format(character)
+        for plot, character in zip(plots, characters, strict=True)
     ]
-    # Every pair is as likely to come next as any other, the last one too; no sentence is told twice.
-    told: set[str] = set()
-    while len(told) < 7 - count:
-        recall = draw.choice(plot.recall).format(**draw.choice(pairs))
-        if recall not in told:
-            told.add(recall)
-            sentences.append(recall)
-    for filler in draw.sample(lexicon.FILLERS, draw.choice((0, 1, 1))):
-        sentences.insert(draw.randint(0, len(sentences) - 1), filler)
+    # Drawn apart: what was told before says nothing of who comes last. No sentence is told twice.
+    forms = [draw.sample(plot.recall, len(plot.recall)) for plot in plots]
+    for _ in range(6 - count):
+        index = draw.randrange(count)
+        sentences.append(forms[index].pop().format(characters[index]))
+    if draw.random() < 0.5:
+        sentences.insert(draw.randint(0, len(sentences) - 1), draw.choice(lexicon.FILLERS))
     return " ".join(sentences)
 
 

@@ -16,7 +16,7 @@ from superpose.data import stories
 
 TOKENIZER_STORIES = 20_000  # stories of the training split that the tokenizer is trained on
 END = "<|endoftext|>"  # ends a document, and fills up short rows
-MAX_VOCAB_SIZE = 1536  # the stories fill less: every word becomes a token of its own
+MAX_VOCAB_SIZE = 1600  # the stories fill less: every word becomes a token of its own
 
 
 def train_tokenizer(
@@ -51,6 +51,7 @@ def tiny_config(
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=256,
+        initializer_range=0.06,  # about 1/sqrt(D): copying heads form sooner than from 0.02
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=0,
