@@ -20,6 +20,7 @@ class ModelConfig:
     gguf_file: str | None = None  # a GGUF file inside path
     dtype: str = "float32"  # of the teacher; a student is always trained in float32
     random_init: bool = False  # draw fresh weights (by `seed`) instead of reading them
+    learning_rate: float = 1e-4  # peak rate that suits a student of this model
 
 
 @dataclass
@@ -38,6 +39,7 @@ class DataConfig:
     _target_: str = MISSING
     length: int = 64  # T, tokens of a block
     packing: str = "document"  # document (one block each, padded) or concat (no padding)
+    min_length: int = 2  # with packing=document, documents of fewer tokens are left out
     batch_size: int = 8  # B, rows of a batch; each holds N blocks
     num_workers: int = 0  # processes that prepare batches
     validation_groups: int = 64  # groups of the validation during training
@@ -151,8 +153,8 @@ class TrainerConfig:
     num_nodes: int = 1
     strategy: str = "auto"
     precision: str = "32-true"  # or bf16-mixed
-    max_steps: int = 600
-    val_check_interval: int = 100  # optimizer steps between validations
+    max_steps: int = 1200
+    val_check_interval: int = 200  # optimizer steps between validations
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = 1.0  # norm
     log_every_n_steps: int = 10
@@ -164,7 +166,7 @@ class CsvLoggerConfig:
     """``logger=csv``: metrics.csv in the run's folder."""
 
     _target_: str = "lightning.pytorch.loggers.CSVLogger"
-    save_dir: str = "${output_dir}"
+    save_dir: str | None = "${output_dir}"
     name: str = ""
     version: str = ""
 
@@ -174,7 +176,7 @@ class WandbLoggerConfig:
     """``logger=wandb``: offline unless WANDB_API_KEY is set or `offline` is false."""
 
     _target_: str = "superpose.methods.loggers.wandb_logger"
-    save_dir: str = "${output_dir}"
+    save_dir: str | None = "${output_dir}"
     project: str = "superpose"
     name: str | None = None
     offline: bool | None = None  # null: offline if there is no key
@@ -185,7 +187,7 @@ class TensorBoardLoggerConfig:
     """``logger=tensorboard``: event files in the run's folder."""
 
     _target_: str = "lightning.pytorch.loggers.TensorBoardLogger"
-    save_dir: str = "${output_dir}"
+    save_dir: str | None = "${output_dir}"
     name: str = "tensorboard"
     version: str = ""
 
@@ -285,7 +287,7 @@ class TrainConfig:
     checkpoint: str | None = None  # a run folder or .ckpt to go on from
     resume: bool = False  # continue that run (weights, optimizer, schedule, data position)
     seed: int = 0
-    output_dir: str = MISSING
+    output_dir: str | None = None  # the run's folder; Hydra's, unless called from Python
 
 
 @dataclass
@@ -298,7 +300,7 @@ class EvaluateConfig:
     suite: Any = None
     checkpoint: str | None = None  # a run folder, a .ckpt or an export folder
     seed: int = 0
-    output_dir: str = MISSING
+    output_dir: str | None = None  # the run's folder; Hydra's, unless called from Python
 
 
 def register() -> None:

@@ -31,6 +31,7 @@ from superpose.runs import (
     inherit,
     open_checkpoint,
     provenance,
+    weights_of,
     with_absolute_paths,
 )
 from superpose.suites.run import SuiteData, SuiteOutput
@@ -72,7 +73,7 @@ def train(cfg: DictConfig, overrides: Iterable[str] = ()) -> float:
     started = time.perf_counter()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     source: DataSource = instantiate(cfg.data)
-    base = load(**config["model"])
+    base = load(**weights_of(config))
     base.check_length(source.length, "data.length")
     data = StreamsDataModule(source, base.tokenizer, seed=config["seed"], **config["streams"])
     # partial: a dataclass among the arguments of instantiate would be turned into a config
@@ -251,10 +252,10 @@ def load_models(
 ) -> dict[str, LanguageModel]:
     """The models to measure, the reference first."""
     if checkpoint is None:
-        return {"base": load(**config["model"])}
+        return {"base": load(**weights_of(config))}
     if checkpoint.provenance["teacher"] is None:  # not a student: nothing to hold it against
         return {"checkpoint": checkpoint.load()}
-    base = load(**config["model"])
+    base = load(**weights_of(config))
     checkpoint.check_base(base)
     return {"base": base, "checkpoint": checkpoint.load(base)}
 

@@ -134,7 +134,7 @@ def provenance(config: dict[str, Any], base: LanguageModel, teacher: bool) -> di
         "schema": 1,
         "method": config["method"]["_target_"].rsplit(".", 1)[-1],
         "num_streams": config["streams"]["num_streams"],
-        "base": config["model"],
+        "base": weights_of(config),
         "fingerprint": base.fingerprint(),
         "teacher": config["model"]["path"] if teacher else None,
         "alpha": None,
@@ -142,6 +142,11 @@ def provenance(config: dict[str, Any], base: LanguageModel, teacher: bool) -> di
         "guide": None,
         "config": config,
     }
+
+
+def weights_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of :func:`superpose.models.loading.load` in a run's config."""
+    return {key: value for key, value in config["model"].items() if key != "learning_rate"}
 
 
 def with_absolute_paths(cfg: DictConfig) -> DictConfig:

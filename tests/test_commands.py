@@ -154,7 +154,9 @@ def test_any_number_of_streams_trains(tmp_path, num_streams):
                                         "smollm2_novels", "paper_recipe"])  # fmt: skip
 def test_every_experiment_runs_one_step_on_the_embedded_default(tmp_path, experiment):
     override = ["model.path=tiny", "data.path=x"] if experiment == "smollm2_novels" else []
-    (tmp_path / "x.txt").write_text("Once upon a time. " * 400, encoding="utf-8")
+    (tmp_path / "x.txt").write_text(
+        ("Once upon a time there was a king. " * 30 + "\n") * 40, encoding="utf-8"
+    )
     if experiment == "smollm2_novels":
         override = ["model.path=tiny", "data.path=x.txt"]
     else:

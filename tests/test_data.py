@@ -100,6 +100,8 @@ def test_document_packing_truncates_and_ends():
         [1, 2, tokenizer.eos_token_id],
         [0, 1, 2, 3],
     ]
+    (block,) = pack([words([1, 2]), words(range(10))], tokenizer, 4, "document", min_length=3)
+    assert block.ids.tolist() == [0, 1, 2, 3]
     table = BlockTable.from_blocks(blocks, 4, pad_id=59)
     assert table.ids.tolist() == [[1, 2, 60, 59], [0, 1, 2, 3]]
     assert table.lengths.tolist() == [3, 4]

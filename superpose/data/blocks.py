@@ -54,6 +54,7 @@ def pack(
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     packing: str = "concat",
+    min_length: int = 2,
 ) -> Iterator[Block]:
     """Cut documents into blocks of ``length`` tokens.
 
@@ -64,17 +65,20 @@ def pack(
         packing: ``document`` - one block a document, its first T tokens, shorter ones ended by EOS
             (and padded later); ``concat`` - all documents in a row, parted by EOS, cut every T
             tokens, nothing padded; the incomplete last block is dropped.
+        min_length: with ``document``, shorter documents are left out (tokens, EOS not counted).
 
     Raises:
         ValueError: for an unknown packing or a length below 2.
     """
-    check_packing(length, packing)
+    check_packing(length, packing, min_length)
     bos = np.asarray(leading_bos(tokenizer), dtype=np.int32)
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     content = length - len(bos)
     rest = np.empty(0, dtype=np.int32)
     rest_document = 0
     for number, ids in enumerate(token_ids(documents, tokenizer)):
+        if packing == "document" and len(bos) + len(ids) < min_length:
+            continue
         ids = np.append(ids, eos).astype(np.int32)
         if packing == "document":
             yield Block(np.concatenate([bos, ids[:content]]), number)
@@ -88,13 +92,17 @@ def pack(
         rest, rest_document = ids[cut:], first if cut == 0 else number
 
 
-def check_packing(length: int, packing: str) -> None:
+def check_packing(length: int, packing: str, min_length: int) -> None:
     """Refuse impossible settings of the ``data`` group, by their key."""
     if packing not in PACKINGS:
         raise ValueError(f"data.packing must be one of {', '.join(PACKINGS)}, got {packing!r}")
     if length < 2:
         raise ValueError(
             f"data.length must be at least 2 (a token and the one that follows), got {length}"
+        )
+    if min_length < 2:
+        raise ValueError(
+            f"data.min_length must be at least 2 (shorter texts predict nothing), got {min_length}"
         )
 
 

@@ -7,7 +7,7 @@ so that nothing above knows one corpus from another.
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class DataSource(ABC):
         batch_size: int,
         num_workers: int = 0,
         validation_groups: int = 64,
+        min_length: int = 2,
     ):
         """Keep what all corpora share.
 
@@ -74,8 +75,9 @@ class DataSource(ABC):
             batch_size: B, rows (groups) of a batch.
             num_workers: processes that prepare batches; 0 prepares them in the main process.
             validation_groups: groups of the validation during training.
+            min_length: with packing ``document``, documents of fewer tokens are left out.
         """
-        check_packing(length, packing)
+        check_packing(length, packing, min_length)
         for key, value, least in (
             ("batch_size", batch_size, 1),
             ("num_workers", num_workers, 0),
@@ -83,7 +85,7 @@ class DataSource(ABC):
         ):
             if value < least:
                 raise ValueError(f"data.{key} must be at least {least}, got {value}")
-        self.length, self.packing = length, packing
+        self.length, self.packing, self.min_length = length, packing, min_length
         self.batch_size, self.num_workers = batch_size, num_workers
         self.validation_groups = validation_groups
 
@@ -98,6 +100,12 @@ class DataSource(ABC):
         self, tokenizer: PreTrainedTokenizerBase, num_streams: int, split: str
     ) -> Iterator[Group]:
         """Groups never trained on; ``split`` is ``validation`` or ``test``."""
+
+    def blocks(
+        self, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[Block]:
+        """The blocks of some documents, by the settings of this source."""
+        return pack(documents, tokenizer, self.length, self.packing, self.min_length)
 
     def cloze_examples(self, count: int) -> Sequence[ClozeExample] | None:
         """Cloze examples that belong to the corpus, or None if it has none."""
@@ -169,7 +177,7 @@ class StoryGroups:
         texts = (
             stories.story(self.split, self.seed, first + k) for k in range(self.stories_per_block)
         )
-        return next(pack(texts, self.tokenizer, self.source.length, self.source.packing))
+        return next(self.source.blocks(texts, self.tokenizer))
 
 
 class LocalText(DataSource):
@@ -220,6 +228,7 @@ class LocalText(DataSource):
             "path": self.path,
             "length": self.length,
             "packing": self.packing,
+            "min_length": self.min_length,
             "sample_by": self.sample_by,
             "validation_fraction": self.validation_fraction,
         }
@@ -228,7 +237,7 @@ class LocalText(DataSource):
         key = tokenizer.name_or_path
         if key not in self._tables:
             documents = corpus.read_documents(self.path, self.text_column, self.sample_by)
-            blocks = pack(documents, tokenizer, self.length, self.packing)
+            blocks = self.blocks(documents, tokenizer)
             table = BlockTable.from_blocks(blocks, self.length, pad_id_of(tokenizer))
             log.info(
                 "data %s: %d blocks of %d tokens from %d documents",
@@ -285,7 +294,7 @@ class StreamedText(DataSource):
     ) -> Iterator[Group]:
         """Groups of the first ``validation_documents`` documents."""
         documents = itertools.islice(self._documents(self._dataset()), self.validation_documents)
-        blocks = pack(documents, tokenizer, self.length, self.packing)
+        blocks = self.blocks(documents, tokenizer)
         table = BlockTable.from_blocks(blocks, self.length, pad_id_of(tokenizer))
         key = f"data.path={self.path} (first {self.validation_documents} documents)"
         return EpochGroups(table, num_streams, HELD_OUT_SEED, key).first_epoch()
@@ -319,7 +328,7 @@ class StreamedText(DataSource):
             documents = self._documents(self._dataset())
             own = itertools.islice(documents, self.validation_documents + rank, None, world_size)
             read = 0
-            for block in pack(own, tokenizer, self.length, self.packing):
+            for block in self.blocks(own, tokenizer):
                 read += 1
                 buffer.append(block)
                 while len(buffer) >= self.shuffle_buffer:
