@@ -14,15 +14,17 @@ from unittest import mock
 import pytest
 import torch
 
+# Read when transformers is imported: the hub is out of reach, and nobody waits for it.
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_machine() -> Iterator[None]:
-    """One thread; the hub is out of reach, and nobody waits for it."""
+    """One thread: the models are tiny."""
     torch.set_num_threads(1)
-    with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}):
-        yield
+    return
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def test_pretraining_from_scratch(tmp_path):
     ok("train.py", "experiment=tiny", *QUICK, "hydra.run.dir=run", cwd=tmp_path)
     metrics = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]
     assert metrics["val.nll_nats"] == pytest.approx(
-        7.2, abs=0.3
+        7.36, abs=0.4
     )  # log of the vocabulary: untrained
     assert not any(name.startswith("base.") for name in metrics)
     ok("evaluate.py", "suite=perplexity", "suite.limit=2", "checkpoint=run", cwd=tmp_path)

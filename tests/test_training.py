@@ -191,7 +191,7 @@ def test_distillation_lowers_the_held_out_kl(source_folder, tmp_path):
     rows = read_csv(tmp_path / "run" / "metrics.csv")
     held_out = [float(row["val/kl_nats"]) for row in rows if row["val/kl_nats"]]
     assert len(held_out) == 3
-    assert held_out[-1] < 0.8 * held_out[0]
+    assert max(held_out[1:]) < 0.92 * held_out[0]
     columns = set(rows[0])
     assert {
         "train/kl_nats", "train/lr", "train/mixtures_per_second", "train/positions_per_second",
