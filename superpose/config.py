@@ -68,7 +68,7 @@ class TextConfig(DataConfig):
 class StreamedConfig(DataConfig):
     """``data=fineweb`` and others: read through `datasets` in streaming mode."""
 
-    _target_: str = "superpose.data.sources.StreamedText"
+    _target_: str = "superpose.data.streaming.StreamedText"
     path: str = MISSING  # hub id, or local files
     name: str | None = None  # configuration of the hub data set
     split: str = "train"

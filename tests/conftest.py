@@ -6,7 +6,7 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quiet_machine() -> Iterator[None]:
+def one_thread() -> None:
     """One thread: the models are tiny."""
     torch.set_num_threads(1)
-    return
 
 
 @dataclass(frozen=True)

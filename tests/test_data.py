@@ -15,7 +15,8 @@ from superpose.data.blocks import Block, BlockTable, pack
 from superpose.data.corpus import find_files, read_documents
 from superpose.data.datamodule import StreamsDataModule, TrainingBatches, batched
 from superpose.data.groups import EpochGroups, assign_groups
-from superpose.data.sources import LocalText, Stories, StreamedText
+from superpose.data.sources import LocalText, Stories
+from superpose.data.streaming import StreamedText
 
 SHARED = {"length": 4, "packing": "concat", "batch_size": 2}
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from superpose.data.groups import Group
-from superpose.data.sources import DataSource, IndexedGroups, StreamedGroups
+from superpose.data.sources import DataSource, IndexedGroups, SequentialGroups
 from superpose.streams.batch import StreamBatch
 from superpose.streams.mixing import check_weights, draw_weights
 
@@ -41,7 +41,7 @@ class TrainingBatches(IterableDataset):
 
     def __init__(
         self,
-        groups: IndexedGroups | StreamedGroups,
+        groups: IndexedGroups | SequentialGroups,
         batch_size: int,
         num_streams: int,
         weights: str,
@@ -62,7 +62,7 @@ class TrainingBatches(IterableDataset):
         worker = get_worker_info()
         worker_index, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
         batches = itertools.count(self.first_batch + worker_index, num_workers)
-        if isinstance(self.groups, StreamedGroups):
+        if isinstance(self.groups, SequentialGroups):
             stream = self.groups.shard(self.rank, self.world_size)
             skipped = self.first_batch * self.batch_size
             rows = itertools.islice(stream, skipped, None)
