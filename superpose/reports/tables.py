@@ -17,7 +17,7 @@ MAX_ROWS = 20  # of a detail table in a report; the rest stays in results.json
 
 LEFT_TO_THE_REPORT = (
     "*standard_error", "*unrelated*", "*.control.*", "*.stream_*", "*.rank_truth.top_*",
-    "*.rank.median_confident", "lambada.single.first_token_accuracy",
+    "*.rank.median_confident", "*.rank.top_50", "lambada.single.first_token_accuracy",
     "base.lambada.single.first_token_accuracy",
 )  # fmt: skip
 
@@ -129,9 +129,12 @@ def markdown(grid: Grid) -> str:
 def rich_table(grid: Grid, title: str | None = None) -> Table:
     """A grid for the terminal."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    for heading, numeric in zip(grid.columns, grid.numeric, strict=True):
+    for index, (heading, numeric) in enumerate(zip(grid.columns, grid.numeric, strict=True)):
         table.add_column(
-            heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
+            heading,
+            justify="right" if numeric else "left",
+            no_wrap=numeric or index == 0,
+            overflow="fold",
         )
     for row in grid.rows:
         table.add_row(*row)
