@@ -25,6 +25,7 @@ from superpose.methods.base import Method
 from superpose.methods.checkpoints import AtomicCheckpointIO, read_checkpoint
 from superpose.models.loading import LanguageModel, load
 from superpose.reports import report, results, tables
+from superpose.reports.sweep import LOG_WIDTH
 from superpose.runs import (
     Checkpoint,
     export,
@@ -232,7 +233,8 @@ def conclude(folder: Path, result: results.Result) -> None:
     """Write results.json, figures and report.md; show the table and where everything lies."""
     results.write(folder / results.FILE_NAME, result)
     report.write_report(folder, [results.read(folder)])
-    tables.print_results(Console(), [result])
+    width = None if sys.stdout.isatty() else LOG_WIDTH
+    tables.print_results(Console(width=width), [result])
     for name, what in (
         ("checkpoints", "best and last checkpoint"),
         ("export", "the trained model as a Hugging Face folder"),

@@ -136,15 +136,15 @@ def test_a_file_that_is_no_result(tmp_path, text, message):
 
 def test_base_stands_beside_checkpoint_with_the_change():
     grid = tables.metrics_grid(example()["metrics"])
-    assert grid.columns == ["metric", "base", "model", "change", "unit"]
+    assert grid.columns == ["metric", "base", "model", "change", "unit, better"]
     rows = {row[0]: row[1:] for row in grid.rows}
-    assert rows["superposition.kl_nats"] == ["1.5000", "0.5000", "-1", "nats, lower is better"]
+    assert rows["superposition.kl_nats"] == ["1.5000", "0.5000", "-1", "nats ↓"]
     assert rows["superposition.rank.top_10"][2] == "+0.2000"
     assert rows["superposition.kl_unrelated_nats"][0] == "-"
     assert tables.labels_of(example()) == ("base", "checkpoint")
     assert tables.labels_of(example(tables={})) == ("base", "model")
     single = tables.metrics_grid({"superposition.kl_nats": 0.5})
-    assert single.columns == ["metric", "model", "unit"]
+    assert single.columns == ["metric", "model", "unit, better"]
 
 
 def test_names_of_models_and_data():

@@ -3,6 +3,7 @@
 import atexit
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+LOG_WIDTH = 140  # columns of the tables in a log file
 STATUS_FILE = "status.json"
 SWEEP_FILE = "sweep.json"
 COLUMNS = {
@@ -30,7 +32,8 @@ class SweepTable(Callback):
         """Remember where the sweep's jobs lie."""
         folder = Path(config.hydra.sweep.dir)
         # At the end of the process: Hydra reports no end for a sweep in which a job failed.
-        atexit.register(lambda: print_sweep(folder, Console()))
+        width = None if sys.stdout.isatty() else LOG_WIDTH
+        atexit.register(lambda: print_sweep(folder, Console(width=width)))
 
 
 def read_sweep(folder: Path) -> list[Row]:
@@ -81,11 +84,16 @@ def print_sweep(folder: Path, console: Console) -> None:
     (folder / SWEEP_FILE).write_text(text + "\n", encoding="utf-8")
 
 
+def common_overrides(rows: list[Row]) -> set[str]:
+    """What every job was given: it tells none from another."""
+    return set(rows[0]["overrides"]).intersection(*(row["overrides"] for row in rows))
+
+
 def _jobs(rows: list[Row], shown: list[str], title: str) -> Table:
     table = Table(title=title)
     for column in ("job", "overrides", "status", "metric", *(COLUMNS[name] for name in shown)):
         table.add_column(column, overflow="fold")
-    common = set(rows[0]["overrides"]).intersection(*(row["overrides"] for row in rows))
+    common = common_overrides(rows)
     for row in rows:
         metric = f"{row['metric']:.4f}" if "metric" in row else row.get("error", "")[:60]
         values = [_number(row["metrics"].get(name)) for name in shown]
@@ -111,7 +119,8 @@ def _seeds(rows: list[Row], groups: list[Row], shown: list[str]) -> Table:
         for name in shown:
             mean, deviation = group["metrics"].get(name, (None, None))
             cells.append("" if mean is None else f"{mean:.4f} ± {deviation:.4f}")
-        table.add_row(group["overrides"], str(group["seeds"]), *cells)
+        swept = [part for part in group["overrides"].split() if part not in common_overrides(rows)]
+        table.add_row(" ".join(swept), str(group["seeds"]), *cells)
     return table
 
 

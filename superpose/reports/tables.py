@@ -55,14 +55,14 @@ def metrics_grid(metrics: dict[str, float], labels: tuple[str, str] = ("base", "
     for name in names:
         base, value = metrics.get(BASE + name), metrics.get(name)
         meaning = meaning_of(name)
-        better = {"lower": "lower is better", "higher": "higher is better"}.get(meaning.better, "")
+        better = {"lower": "↓", "higher": "↑"}.get(meaning.better, "")
         change = None if base is None or value is None else value - base
         numbers = [base, value] if compared else [value]
         cells = [format_cell(number) for number in numbers]
         cells += [format_cell(change, signed=True)] if compared else []
-        rows.append([name, *cells, ", ".join(filter(None, (meaning.unit, better)))])
+        rows.append([name, *cells, " ".join(filter(None, (meaning.unit, better)))])
     values = [*labels, "change"] if compared else [labels[1]]
-    return Grid(["metric", *values, "unit"], rows, [False, *[True] * len(values), False])
+    return Grid(["metric", *values, "unit, better"], rows, [False, *[True] * len(values), False])
 
 
 def rows_grid(rows: Sequence[Row], max_rows: int | None = None) -> Grid:
