@@ -20,6 +20,7 @@ class ModelConfig:
     gguf_file: str | None = None  # a GGUF file inside path
     dtype: str = "float32"  # of the teacher; a student is always trained in float32
     random_init: bool = False  # draw fresh weights (by `seed`) instead of reading them
+    num_blocks: int | None = None  # keep the first blocks only, with the final norm and head
     learning_rate: float = 1e-4  # peak rate that suits a student of this model
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from superpose.losses import mixture_kl as mixture_kl_module
+from superpose.losses import projection
 from superpose.losses.divergences import kl, mixture_log_probs
-from superpose.losses.mixture_kl import MixtureKL, auto_chunk_size, mixture_kl
+from superpose.losses.mixture_kl import MixtureKL, mixture_kl
+from superpose.losses.projection import LogitMap, auto_chunk_size
 
 
 class Head(NamedTuple):
@@ -147,7 +149,7 @@ def test_blocks_of_rows_change_nothing(
     block_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = make_case(softcap=3.0).fused().per_position
-    monkeypatch.setattr(mixture_kl_module, "CPU_BLOCK_ELEMENTS", block_elements)
+    monkeypatch.setattr(projection, "CPU_BLOCK_ELEMENTS", block_elements)
     assert_relative([make_case(softcap=3.0).fused().per_position], [expected], 1e-6)
 
 
@@ -255,7 +257,7 @@ def test_masked_positions_are_not_read() -> None:
 def test_streams_of_weight_zero_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A one-hot row costs one teacher product: (2 N + 1) rows of three, not 3 N."""
     products = []
-    project = mixture_kl_module._LogitMap.project
+    project = LogitMap.project
 
     def spy(head: Any, hidden: Tensor, out: Tensor) -> None:
         products.append(len(hidden))
@@ -264,7 +266,7 @@ def test_streams_of_weight_zero_are_not_read(monkeypatch: pytest.MonkeyPatch) ->
     case = make_case(shape=(3, 4, 5))
     expected = plain(case)
     case.teacher_hidden[2, 1:] = math.nan
-    monkeypatch.setattr(mixture_kl_module._LogitMap, "project", spy)
+    monkeypatch.setattr(LogitMap, "project", spy)
     result = case.fused()
     assert_relative([result.per_position], [expected], 1e-5)
     assert sum(products) == (2 * 5 - 1) * (4 + 1) + 5 * (1 + 1)

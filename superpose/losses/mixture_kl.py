@@ -14,44 +14,22 @@ chunks and streams: the extra memory is 2 C V numbers and the gradient of the he
 the number of positions and streams, and N + 3 products of size P x D x V are done in all.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-# Both C x V buffers together, when the chunk size is chosen here. Accelerators want large products.
-BUFFER_BYTES_CPU, BUFFER_BYTES_ACCELERATOR = 64 * 2**20, 2**30
-# Positions. Below 64 the products slow down (time at C = 32, 64, 128, 256 with SmolLM2's head on a
-# CPU: 1.54, 1.18, 1, 0.95), and at such vocabularies the gradient of the head is far larger anyway.
-MIN_CHUNK, MAX_CHUNK = 64, 1024
-CPU_BLOCK_ELEMENTS = 2**18  # element-wise work goes over blocks of rows that stay in a core's cache
-
-
-class Head(Protocol):
-    """What the loss reads of an output head; ``superpose.models.layout.OutputHead`` is one.
-
-    ``logits = scale * (hidden @ weight.T + bias)``, then ``softcap * tanh(logits / softcap)``.
-    """
-
-    @property
-    def weight(self) -> Tensor:
-        """``(V, D)``."""
-
-    @property
-    def bias(self) -> Tensor | None:
-        """``(V,)`` or None."""
-
-    @property
-    def softcap(self) -> float | None:
-        """Final logit soft-capping, or None."""
-
-    @property
-    def scale(self) -> float:
-        """Factor of the logits."""
+from superpose.losses.projection import (
+    Chunk,
+    Head,
+    LogitMap,
+    auto_chunk_size,
+    chunks,
+    common_dtype,
+    fused_sum,
+    row_blocks,
+)
 
 
 @dataclass(frozen=True)
@@ -105,37 +83,24 @@ def mixture_kl(
             chunk size is not positive.
     """
     _check(student_head, teacher_head, weights, temperature, chunk_size)
-    inputs = (student_hidden, student_head.weight, teacher_hidden, teacher_head.weight)
-    dtype = torch.float64 if torch.float64 in {x.dtype for x in inputs} else torch.float32
+    dtype = common_dtype(student_hidden, student_head.weight, teacher_hidden, teacher_head.weight)
     num_rows, length, _ = student_hidden.shape
     valid = torch.ones(num_rows, length, dtype=torch.bool, device=student_hidden.device)
     work = _Work(
         teacher_hidden=teacher_hidden.detach(),
-        teacher=_LogitMap.of(teacher_head, temperature, dtype),
-        student=_LogitMap.of(student_head, temperature, dtype),
+        teacher=LogitMap.of(teacher_head, dtype, temperature),
+        student=LogitMap.of(student_head, dtype, temperature),
         weights=torch.nn.functional.normalize(weights.detach().to(dtype), p=1.0, dim=1),
         mask=valid if mask is None else mask.bool(),
         chunk_size=chunk_size
         or auto_chunk_size(student_head.weight.shape[0], dtype, student_hidden.device.type),
     )
-    trained = (student_hidden, student_head.weight, student_head.bias)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in trained):
-        total, per_position = _FusedMixtureKL.apply(*trained, work)
-    else:
-        per_position, _ = _sweep(student_hidden.detach(), work, (False, False, False))
-        total = per_position.sum()
+    total, per_position = fused_sum(
+        lambda wanted: _sweep(student_hidden.detach(), work, wanted),
+        (student_hidden, student_head.weight, student_head.bias),
+        "mixture_kl",
+    )
     return MixtureKL(total, per_position)
-
-
-def auto_chunk_size(
-    vocab_size: int, dtype: torch.dtype = torch.float32, device_type: str = "cpu"
-) -> int:
-    """Positions C per chunk, 64 <= C <= 1024, such that two C x V buffers fit their budget.
-
-    The budget is 64 MiB on a CPU and 1 GiB elsewhere; the least C goes before it.
-    """
-    budget = BUFFER_BYTES_CPU if device_type == "cpu" else BUFFER_BYTES_ACCELERATOR
-    return max(MIN_CHUNK, min(MAX_CHUNK, budget // (2 * vocab_size * dtype.itemsize)))
 
 
 def _check(
@@ -165,87 +130,18 @@ def _check(
 
 
 @dataclass(frozen=True)
-class _LogitMap:
-    """A head in the dtype of the computation, detached, with the temperature folded in."""
-
-    weight: Tensor
-    bias: Tensor | None
-    softcap: float | None
-    scale: float
-    temperature: float
-
-    @classmethod
-    def of(cls, head: Head, temperature: float, dtype: torch.dtype) -> "_LogitMap":
-        bias = None if head.bias is None else head.bias.detach().to(dtype)
-        weight = head.weight.detach().to(dtype)
-        return cls(weight, bias, head.softcap, head.scale, temperature)
-
-    @property
-    def factor(self) -> float:
-        """Derivative of the tempered logits by ``W h + b``, but for the slope of the soft-cap."""
-        return self.scale / self.temperature
-
-    def project(self, hidden: Tensor, out: Tensor) -> None:
-        """``W h + b`` of ``hidden (C, D)`` into ``out (C, V)``."""
-        if self.bias is None:
-            torch.mm(hidden, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=out)
-
-    def temper_(self, logits: Tensor) -> Tensor | None:
-        """``W h + b`` to ``phi(.) / tau``, in place; returns the slope of the soft-cap if any."""
-        if self.softcap is None:
-            if self.factor != 1.0:
-                logits.mul_(self.factor)
-            return None
-        tanh = logits.mul_(self.scale / self.softcap).tanh_()
-        slope = 1.0 - tanh.square()
-        logits.mul_(self.softcap / self.temperature)
-        return slope
-
-
-@dataclass(frozen=True)
 class _Work:
     """Everything of a call that is not differentiated."""
 
     teacher_hidden: Tensor  # (B, N, T, D')
-    teacher: _LogitMap
-    student: _LogitMap
+    teacher: LogitMap
+    student: LogitMap
     weights: Tensor  # (B, N)
     mask: Tensor  # (B, T)
     chunk_size: int
 
 
-class _Chunk(NamedTuple):
-    """Up to C valid positions ``(rows[c], positions[c])`` of rows that use the same streams."""
-
-    rows: Tensor
-    positions: Tensor
-    streams: list[int]
-
-
-def _chunks(work: _Work) -> Iterator[_Chunk]:
-    """Cut the valid positions into chunks of even size, one set of used streams at a time."""
-    used = [tuple(row) for row in (work.weights > 0).tolist()]
-    for pattern in dict.fromkeys(used):
-        in_group = torch.tensor([row == pattern for row in used], device=work.mask.device)
-        rows, positions = (work.mask & in_group[:, None]).nonzero(as_tuple=True)
-        streams = [n for n, is_used in enumerate(pattern) if is_used]
-        if len(rows):
-            count = math.ceil(len(rows) / work.chunk_size)
-            for piece in zip(rows.chunk(count), positions.chunk(count), strict=True):
-                yield _Chunk(*piece, streams)
-
-
-def _blocks(like: Tensor) -> Iterator[slice]:
-    """Blocks of rows of a (C, V) buffer for the element-wise work: all rows on an accelerator."""
-    size = like.shape[0]
-    if like.device.type == "cpu":
-        size = max(1, CPU_BLOCK_ELEMENTS // like.shape[1])
-    return (slice(start, start + size) for start in range(0, like.shape[0], size))
-
-
-def _fill_target(target: Tensor, logits: Tensor, chunk: _Chunk, work: _Work) -> None:
+def _fill_target(target: Tensor, logits: Tensor, chunk: Chunk, work: _Work) -> None:
     """P_target of a chunk into ``target (C, V)``; ``logits (C, V)`` is scratch.
 
     Adding probabilities is as good as log space here: a probability that underflows in float32
@@ -255,7 +151,7 @@ def _fill_target(target: Tensor, logits: Tensor, chunk: _Chunk, work: _Work) -> 
         hidden = work.teacher_hidden[chunk.rows, stream, chunk.positions].to(target.dtype)
         work.teacher.project(hidden, out=logits)
         weight = work.weights[chunk.rows, stream].unsqueeze(1)  # (C, 1)
-        for block in _blocks(target):
+        for block in row_blocks(target):
             work.teacher.temper_(logits[block])
             probs = torch.softmax(logits[block], dim=-1)
             if stream == chunk.streams[0]:
@@ -264,7 +160,7 @@ def _fill_target(target: Tensor, logits: Tensor, chunk: _Chunk, work: _Work) -> 
                 target[block].addcmul_(probs, weight[block])
 
 
-def _divergence_(target: Tensor, logits: Tensor, student: _LogitMap, with_grad: bool) -> Tensor:
+def _divergence_(target: Tensor, logits: Tensor, student: LogitMap, with_grad: bool) -> Tensor:
     """KL per position ``(C,)`` of ``target (C, V)`` and the student's ``W h + b`` in ``logits``.
 
     With ``with_grad``, ``logits`` ends as the gradient of the loss by ``W h + b``. The value is
@@ -273,7 +169,7 @@ def _divergence_(target: Tensor, logits: Tensor, student: _LogitMap, with_grad: 
     """
     values = []
     tiny = torch.finfo(target.dtype).tiny
-    for block in _blocks(target):
+    for block in row_blocks(target):
         p, z = target[block], logits[block]
         slope = student.temper_(z)
         log_q = torch.log_softmax(z, dim=-1)
@@ -289,7 +185,7 @@ def _divergence_(target: Tensor, logits: Tensor, student: _LogitMap, with_grad: 
 
 
 def _sweep(
-    hidden: Tensor, work: _Work, wanted: tuple[bool, bool, bool]
+    hidden: Tensor, work: _Work, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The loss per position ``(B, T)`` and its gradients by hidden states, head weight and bias.
 
@@ -301,10 +197,10 @@ def _sweep(
         grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
         grad_weight = torch.zeros_like(weight) if wanted[1] else None
         grad_bias = weight.new_zeros(weight.shape[0]) if wanted[2] else None
-        chunks = list(_chunks(work))
-        rows = max((len(chunk.rows) for chunk in chunks), default=0)
+        pieces = list(chunks(work.weights > 0, work.mask, work.chunk_size))
+        rows = max((len(chunk.rows) for chunk in pieces), default=0)
         buffers = weight.new_empty(2, rows, weight.shape[0])
-        for chunk in chunks:
+        for chunk in pieces:
             where = (chunk.rows, chunk.positions)
             target, logits = buffers[0, : len(chunk.rows)], buffers[1, : len(chunk.rows)]
             _fill_target(target, logits, chunk, work)
@@ -318,31 +214,3 @@ def _sweep(
             if grad_bias is not None:
                 grad_bias.add_(logits.sum(dim=0))
     return per_position, [grad_hidden, grad_weight, grad_bias]
-
-
-class _FusedMixtureKL(torch.autograd.Function):
-    """Gradients in the forward pass; the backward pass scales them by the incoming scalar."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, work: _Work
-    ) -> tuple[Tensor, Tensor]:
-        per_position, grads = _sweep(hidden, work, ctx.needs_input_grad[:3])
-        dtypes = [None if x is None else x.dtype for x in (hidden, weight, bias)]
-        ctx.grads = [g if g is None else g.to(d) for g, d in zip(grads, dtypes, strict=True)]
-        ctx.mark_non_differentiable(per_position)
-        ctx.set_materialize_grads(False)
-        return per_position.sum(), per_position
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        grads, ctx.grads = ctx.grads, None
-        if grads is None:
-            raise RuntimeError(
-                "mixture_kl can be differentiated once only, because its gradients are scaled in "
-                "place; call mixture_kl again for a second backward pass"
-            )
-        if grad_total is None:
-            return None, None, None, None
-        return *(g if g is None else g.mul_(grad_total) for g in grads), None

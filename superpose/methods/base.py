@@ -38,6 +38,7 @@ class Method(lightning.LightningModule):
         monitor: str,
         optimizer: Callable[..., torch.optim.Optimizer],
         scheduler: Callable[..., Schedule],
+        guide: LanguageModel | None = None,
     ):
         """Keep the settings; a subclass sets up its models.
 
@@ -46,9 +47,10 @@ class Method(lightning.LightningModule):
             monitor: the logged metric that picks the best checkpoint and steps a plateau.
             optimizer: makes the optimizer of a list of parameters.
             scheduler: makes the schedule of (optimizer, max_steps).
+            guide: the small model of the run, if it has one.
         """
         super().__init__()
-        self.base, self.monitor = model, monitor
+        self.base, self.guide_model, self.monitor = model, guide, monitor
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.strict_loading = False  # frozen parts are not in a checkpoint; checked in the hook
         self.provenance: dict[str, Any] = {}
@@ -74,9 +76,17 @@ class Method(lightning.LightningModule):
         """Models come from disk in eval mode, and Lightning keeps the mode it finds."""
         self.train()
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The parameters to train, in groups of one learning rate."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def head_provenance(self) -> dict[str, Any]:
+        """What provenance has to say of a decoding head as it is now."""
+        return {}
+
     def configure_optimizers(self) -> Any:
         """An optimizer of what requires gradients, and its schedule in optimizer steps."""
-        optimizer = self.make_optimizer([p for p in self.parameters() if p.requires_grad])
+        optimizer = self.make_optimizer(self.parameter_groups())
         schedule = self.make_scheduler(optimizer, max_steps=self.trainer.max_steps)
         self._plateau = schedule.per_validation
         if self._plateau is not None and self._plateau_state is not None:
@@ -147,7 +157,7 @@ class Method(lightning.LightningModule):
         checkpoint["state_dict"] = {
             key: value for key, value in checkpoint["state_dict"].items() if not self._frozen(key)
         }
-        checkpoint["superpose"] = self.provenance
+        checkpoint["superpose"] = self.provenance | self.head_provenance()
         if self._plateau is not None:
             checkpoint["plateau"] = self._plateau.state_dict()
 

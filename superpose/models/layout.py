@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from superpose.streams.batch import StreamBatch
 from superpose.streams.mixing import mix_embeddings
@@ -77,13 +77,72 @@ def final_hidden(
 ) -> Tensor:
     """Hidden states ``(B, T, D)`` after the final norm: what :func:`output_head` reads.
 
-    No attention mask is passed: in superpose padding stands on the right, where a causal model
+    No attention mask is passed: outside decoding, padding stands on the right, where a causal model
     never sees it, and positions count from the left in every family.
     """
     backbone = model.base_model
     return backbone(
         input_ids=input_ids, inputs_embeds=inputs_embeds, use_cache=False
     ).last_hidden_state
+
+
+def next_hidden(
+    model: PreTrainedModel, inputs_embeds: Tensor, attention_mask: Tensor, cache: Cache | None
+) -> Tensor:
+    """Final hidden state ``(B, D)`` of the last of ``t`` new positions, for decoding.
+
+    Args:
+        model: the model.
+        inputs_embeds: ``(B, t, D)`` embeddings of the new positions.
+        attention_mask: ``(B, S + t)`` 1 for a token, 0 for padding, which stands on the left; S is
+            the number of positions that the cache holds.
+        cache: keys and values of the S earlier positions, which gains the new ones; None for S = 0
+            keeps none.
+    """
+    position_ids = (attention_mask.cumsum(dim=1) - 1).clamp_min(0)  # GPT-2 would count the padding
+    hidden = model.base_model(
+        inputs_embeds=inputs_embeds,
+        attention_mask=None if bool(attention_mask.all()) else attention_mask,
+        position_ids=position_ids[:, -inputs_embeds.shape[1] :],
+        cache=cache,
+        use_cache=cache is not None,
+    ).last_hidden_state
+    return hidden[:, -1]
+
+
+def blocks(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The transformer blocks of a model, the first one first.
+
+    Raises:
+        ValueError: if the model keeps no list of as many modules as its config counts blocks.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.children():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module
+    raise ValueError(
+        f"a {model.config.model_type!r} model keeps no list of its {count} blocks that superpose "
+        f"finds; use one of the families {', '.join(TESTED_FAMILIES)}"
+    )
+
+
+def truncate(model: PreTrainedModel, num_blocks: int) -> PreTrainedModel:
+    """Drop all blocks but the first ``num_blocks``, in place; the final norm and head stay.
+
+    Raises:
+        ValueError: if the model has fewer blocks.
+    """
+    kept = blocks(model)
+    if not 1 <= num_blocks <= len(kept):
+        raise ValueError(
+            f"model.num_blocks must lie between 1 and the model's {len(kept)} blocks, got {num_blocks}"
+        )
+    del kept[num_blocks:]
+    config = model.config.get_text_config()
+    config.num_hidden_layers = num_blocks
+    if getattr(config, "layer_types", None):  # full or sliding attention, block by block
+        config.layer_types = config.layer_types[:num_blocks]
+    return model
 
 
 def stream_hidden(model: PreTrainedModel, batch: StreamBatch) -> Tensor:

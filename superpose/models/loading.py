@@ -1,5 +1,6 @@
 """Load a causal language model from a hub id, a local folder or a GGUF file."""
 
+import copy
 import hashlib
 import logging
 import math
@@ -16,7 +17,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from superpose.models.layout import TESTED_FAMILIES, check_layout, final_hidden, output_head
+from superpose.models.layout import (
+    TESTED_FAMILIES,
+    check_layout,
+    final_hidden,
+    output_head,
+    truncate,
+)
 from superpose.models.layout import position_limit as _position_limit
 
 log = logging.getLogger(__name__)
@@ -37,6 +44,7 @@ class LanguageModel:
         path: hub id or folder it came from.
         revision: hub revision, or None.
         gguf_file: the GGUF file inside ``path``, or None.
+        num_blocks: how many of its first blocks were kept, None for all.
     """
 
     model: PreTrainedModel
@@ -44,12 +52,14 @@ class LanguageModel:
     path: str
     revision: str | None = None
     gguf_file: str | None = None
+    num_blocks: int | None = None
 
     @property
     def name(self) -> str:
         """Short name for tables: the last part of the path, and the revision."""
         base = Path(self.path).name or self.path
-        return f"{base}@{self.revision}" if self.revision else base
+        revision = f"@{self.revision}" if self.revision else ""
+        return base + revision + (f"[:{self.num_blocks}]" if self.num_blocks else "")
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +75,17 @@ class LanguageModel:
     def num_parameters(self) -> int:
         """Parameters, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def first_blocks(self, num_blocks: int) -> "LanguageModel":
+        """A copy with the first blocks only, and the model's own final norm and head.
+
+        Raises:
+            ValueError: if the model has fewer blocks.
+        """
+        model = truncate(copy.deepcopy(self.model), num_blocks)
+        return LanguageModel(
+            model, self.tokenizer, self.path, self.revision, self.gguf_file, num_blocks
+        )
 
     def fingerprint(self) -> str:
         """Hash of all weights: two models with one fingerprint compute the same function."""
@@ -89,6 +110,7 @@ def load(
     gguf_file: str | None = None,
     dtype: str = "float32",
     random_init: bool = False,
+    num_blocks: int | None = None,
 ) -> LanguageModel:
     """Load a model and its tokenizer; nothing but safetensors (or GGUF) is ever read.
 
@@ -100,6 +122,7 @@ def load(
             another of bfloat16 and float16 is asked for.
         random_init: take only the configuration and the tokenizer and draw fresh weights from
             torch's global generator.
+        num_blocks: keep the first blocks only, with the model's own final norm and head.
 
     Returns:
         The model in eval mode, checked to be one that superpose mixes rightly.
@@ -140,7 +163,9 @@ def load(
         ) from error
     if gguf_file and not random_init:
         model = _plain(model)
-    loaded = LanguageModel(model.eval(), tokenizer, path, revision, gguf_file)
+    if num_blocks is not None:
+        model = truncate(model, num_blocks)
+    loaded = LanguageModel(model.eval(), tokenizer, path, revision, gguf_file, num_blocks)
     _check_vocabulary(loaded)
     check_layout(loaded.model, path)
     if gguf_file and not random_init:

@@ -65,6 +65,25 @@ class StreamBatch:
         unused = (self.weights == 0).unsqueeze(-1)  # (B, N, 1)
         return (self.attention_mask.bool() | unused).all(dim=1)
 
+    def next_tokens(self) -> tuple[Tensor, Tensor]:
+        """What follows each position in each stream, for next-token losses.
+
+        Returns:
+            ``labels (B, N, T)``, the next token's id (at the last position one of no meaning), and
+            ``predicted (B, N, T)`` bool: the position is one of ``position_mask``, the stream has a
+            positive weight there and a token that follows.
+        """
+        follows = self.attention_mask.roll(-1, dims=2).bool()
+        follows[..., -1] = False
+        in_use = (self.weights > 0).unsqueeze(-1)  # (B, N, 1)
+        predicted = follows & in_use & self.position_mask.unsqueeze(1)
+        return self.input_ids.roll(-1, dims=2), predicted
+
+    @property
+    def num_predicted(self) -> int:
+        """How many tokens :meth:`next_tokens` marks as to be predicted."""
+        return int(self.next_tokens()[1].sum())
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "StreamBatch":
         """The same batch on another device."""
         return StreamBatch(

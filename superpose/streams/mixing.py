@@ -11,13 +11,15 @@ def mix_embeddings(embeddings: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         embeddings: ``(B, N, T, D)`` token embeddings of the streams.
-        weights: ``(B, N)``, sum 1 over N.
+        weights: ``(B, N)``, or ``(B, N, T)`` where they change along the text; sum 1 over N.
 
     Returns:
         ``(B, T, D)`` in the dtype of the embeddings. A one-hot row is its stream's embeddings, to
         the bit.
     """
-    return (embeddings * weights[:, :, None, None].to(embeddings.dtype)).sum(dim=1)
+    if weights.dim() == 2:
+        weights = weights.unsqueeze(-1)
+    return (embeddings * weights.unsqueeze(-1).to(embeddings.dtype)).sum(dim=1)
 
 
 def draw_weights(
