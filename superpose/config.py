@@ -25,6 +25,18 @@ class ModelConfig:
 
 
 @dataclass
+class GuideConfig:
+    """Group ``guide``: the small model of Joint Contrastive decoding; of the backbone's tokens."""
+
+    path: str = MISSING  # hub id or local folder; "tiny-guide" is the packaged one
+    revision: str | None = None
+    gguf_file: str | None = None  # a GGUF file inside path
+    dtype: str = "float32"
+    # guide=truncated: the first blocks of path, as `method=pretrain model=truncated` trained them
+    num_blocks: int | None = None
+
+
+@dataclass
 class StreamsConfig:
     """Group ``streams``: how many texts are mixed, and with which weights."""
 
@@ -145,6 +157,26 @@ class SelfDistillationConfig(MethodConfig):
 
 
 @dataclass
+class JointContrastiveConfig(MethodConfig):
+    """``method=joint_contrastive``: each stream's next token, told apart by a guide (eq. 7)."""
+
+    _target_: str = "superpose.methods.joint_contrastive.JointContrastive"
+    monitor: str = "val/nll_nats"
+    head_lr: float = 1e-2  # peak learning rate of alpha and beta
+    freeze_backbone: bool = False  # fit alpha and beta only: the post-hoc variant (G.1)
+
+
+@dataclass
+class TwoHeadConfig(MethodConfig):
+    """``method=two_head``: projected streams and one output head a stream (G.2)."""
+
+    _target_: str = "superpose.methods.two_head.TwoHead"
+    monitor: str = "val/nll_nats"
+    num_streams: int = 2  # ${streams.num_streams}
+    head_lr: float = 1e-3  # peak learning rate of mixers and heads
+
+
+@dataclass
 class TrainerConfig:
     """Group ``trainer``: arguments of ``lightning.Trainer``; steps are optimizer steps."""
 
@@ -256,6 +288,10 @@ class LambadaSettings:
     limit: int | None = None  # examples, the first ones; null is all
     batch_size: int = 16  # rows of one forward pass; no result depends on it
     length: int = 128  # tokens of a context in the mixed pass, at most; the left is cut
+    # of every decoder but the raw one, greedy continuations of the first groups' contexts, for the
+    # Jaccard overlap of the streams
+    continuation_groups: int = 32  # groups; 0 leaves it out
+    continuation_tokens: int = 32
     path: str | None = None  # .jsonl of {"text"} or {"context", "continuation"}; null: dataset
     # hub id or folder with a column "text"; null: the data's own cloze set, if it has none
     # EleutherAI/lambada_openai
@@ -274,10 +310,31 @@ class PerplexitySettings:
 
 
 @dataclass
+class GenerationSettings:
+    """``suite=generation``: N continuations from one mixed pass, side by side."""
+
+    _target_: str = "superpose.suites.run.generation"
+    # N texts, or groups of N; null: the prompts of `path`, or else the first words of `data`
+    prompts: list[Any] | None = None
+    path: str | None = None  # .txt with a prompt a line, or .jsonl of {"text"} or {"prompt"}
+    limit: int | None = 8  # groups of N prompts, the first ones; null is all
+    batch_size: int = 8  # groups of one forward pass
+    prompt_tokens: int = 16  # of a text of `data`
+    decoder: str | None = None  # raw, guided, joint or two_head; null: the last that applies
+    max_new_tokens: int = 64
+    do_sample: bool = False  # draw; otherwise the most probable token
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0  # of the draws
+
+
+@dataclass
 class TrainConfig:
     """``python train.py``: everything that a run needs."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    guide: GuideConfig | None = None
     streams: StreamsConfig = field(default_factory=StreamsConfig)
     data: Any = None
     method: Any = None
@@ -296,6 +353,7 @@ class EvaluateConfig:
     """``python evaluate.py``: one suite on one model or checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    guide: GuideConfig | None = None  # for guided decoding; a checkpoint brings its own
     streams: StreamsConfig = field(default_factory=StreamsConfig)
     data: Any = None
     suite: Any = None
@@ -315,11 +373,14 @@ def register() -> None:
         ("data", "base_streamed", StreamedConfig),
         ("method", "base_pretrain", PretrainConfig),
         ("method", "base_self_distillation", SelfDistillationConfig),
+        ("method", "base_joint_contrastive", JointContrastiveConfig),
+        ("method", "base_two_head", TwoHeadConfig),
         ("method/scheduler", "base_scheduler", SchedulerConfig),
         ("method/scheduler", "base_decay", DecayConfig),
         ("method/scheduler", "base_plateau", PlateauConfig),
         ("suite", "base_superposition", SuperpositionSettings),
         ("suite", "base_lambada", LambadaSettings),
+        ("suite", "base_generation", GenerationSettings),
         ("suite", "base_perplexity", PerplexitySettings),
     ):
         store.store(group=group, name=name, node=node)

@@ -1,5 +1,6 @@
 """Training and evaluation from a config: the only place that builds objects from it."""
 
+import itertools
 import logging
 import shlex
 import sys
@@ -21,10 +22,13 @@ from rich.progress import track
 
 from superpose.data.datamodule import StreamsDataModule
 from superpose.data.sources import DataSource
+from superpose.decoding import Decoder, JointContrastive, Raw
 from superpose.methods.base import Method
 from superpose.methods.checkpoints import AtomicCheckpointIO, read_checkpoint
+from superpose.methods.pretrain import Pretrain
+from superpose.models.guides import load_guide, truncated_folder
 from superpose.models.loading import LanguageModel, load
-from superpose.reports import report, results, tables
+from superpose.reports import live, report, results, tables
 from superpose.reports.sweep import LOG_WIDTH
 from superpose.runs import (
     Checkpoint,
@@ -35,12 +39,18 @@ from superpose.runs import (
     weights_of,
     with_absolute_paths,
 )
+from superpose.suites.generation import nobody
 from superpose.suites.run import SuiteData, SuiteOutput
 
 log = logging.getLogger(__name__)
 
 
-EVALUATED = ("model", "data", "streams")  # what an evaluation takes over from the checkpoint's run
+EVALUATED = (
+    "model",
+    "guide",
+    "data",
+    "streams",
+)  # what an evaluation takes over from the checkpoint's run
 RESUMED = (*EVALUATED, "method", "trainer", "seed")  # and what a resumed run does
 PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -66,7 +76,7 @@ def train(cfg: DictConfig, overrides: Iterable[str] = ()) -> float:
             f"checkpoint={cfg.checkpoint}"
         )
     if checkpoint is not None:
-        groups = RESUMED if cfg.resume else ("model",)
+        groups = RESUMED if cfg.resume else ("model", "guide")
         cfg = inherit(cfg, checkpoint.provenance["config"], overrides, groups)
     cfg = with_absolute_paths(cfg)
     config = plain(cfg)
@@ -76,12 +86,17 @@ def train(cfg: DictConfig, overrides: Iterable[str] = ()) -> float:
     source: DataSource = instantiate(cfg.data)
     base = load(**weights_of(config))
     base.check_length(source.length, "data.length")
+    guide = load_guide(config["guide"]) if config["guide"] else None
+    if guide is not None:
+        guide.check_length(source.length, "data.length")
     data = StreamsDataModule(source, base.tokenizer, seed=config["seed"], **config["streams"])
     # partial: a dataclass among the arguments of instantiate would be turned into a config
-    method: Method = instantiate(cfg.method, _partial_=True, _convert_="all")(model=base)
-    method.provenance = provenance(config, base, teacher=bool(method.frozen))
+    make_method = instantiate(cfg.method, _partial_=True, _convert_="all")
+    method: Method = make_method(model=base, guide=guide)
+    method.provenance = provenance(config, base, guide, teacher="teacher" in method.frozen)
     if checkpoint is not None and not cfg.resume:
         checkpoint.load_into(method.trained)
+        method.on_new_weights()
     resume_from = checkpoint.lightning_file if checkpoint is not None and cfg.resume else None
     best = fit(method, data, cfg, resume_from)
     finish_training(method, cfg, config, source, best, started)
@@ -146,10 +161,18 @@ def finish_training(
         return
     folder = Path(cfg.output_dir)
     base, trained = method.base, method.trained.eval()
-    export(folder / "export", trained, base.tokenizer, method.provenance)
+    told = method.provenance | method.head_provenance()
+    export(folder / "export", trained, base.tokenizer, told, method.head_state())
+    if base.num_blocks is not None and isinstance(method, Pretrain):  # what guide=truncated reads
+        export(truncated_folder(told["fingerprint"]), trained, base.tokenizer, told)
     exported = LanguageModel(trained, base.tokenizer, str(folder / "export"))
-    models = {"teacher": base, "student": exported} if method.frozen else {"model": exported}
-    data = SuiteData(source, config["streams"]["num_streams"])
+    names = method.model_names
+    models = dict(zip(names, [base, exported][-len(names) :], strict=True))
+    data = SuiteData(
+        source,
+        config["streams"]["num_streams"],
+        decoders=decoders(models, method.guide_model, method.decoder(exported)),
+    )
     suites = dict(cfg.suites)
     if suites.get("lambada") is not None and not has_cloze(suites["lambada"], source):
         log.info(
@@ -197,10 +220,23 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     source: DataSource = instantiate(cfg.data)
     models = load_models(cfg, config, checkpoint)
-    data = SuiteData(source, config["streams"]["num_streams"])
+    guide = load_guide(config["guide"]) if config["guide"] else None
+    head = checkpoint.decoder(list(models.values())[-1], guide) if checkpoint else None
+    terminal = Console(stderr=True)
+    watch = live.SideBySide(terminal) if terminal.is_terminal else nobody
+    data = SuiteData(
+        source,
+        config["streams"]["num_streams"],
+        decoders=decoders(models, guide, head),
+        watch=watch,
+    )
     name = suite_name(cfg.suite)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    output, elapsed = run_suites({name: cfg.suite}, models, data, device)[name]
+    try:
+        output, elapsed = run_suites({name: cfg.suite}, models, data, device)[name]
+    finally:
+        if isinstance(watch, live.SideBySide):
+            watch.stop()
     result = results.build(
         suite=name,
         metrics=output.metrics,
@@ -234,7 +270,10 @@ def conclude(folder: Path, result: results.Result) -> None:
     results.write(folder / results.FILE_NAME, result)
     report.write_report(folder, [results.read(folder)])
     width = None if sys.stdout.isatty() else LOG_WIDTH
-    tables.print_results(Console(width=width), [result])
+    console = Console(width=width)
+    tables.print_results(console, [result])
+    if rows := result["tables"].get("generation.continuations"):
+        console.print(live.continuations_table(rows))
     for name, what in (
         ("checkpoints", "best and last checkpoint"),
         ("export", "the trained model as a Hugging Face folder"),
@@ -255,11 +294,23 @@ def load_models(
     """The models to measure, the reference first."""
     if checkpoint is None:
         return {"base": load(**weights_of(config))}
-    if checkpoint.provenance["teacher"] is None:  # not a student: nothing to hold it against
+    if not checkpoint.has_reference:
         return {"checkpoint": checkpoint.load()}
     base = load(**weights_of(config))
     checkpoint.check_base(base)
     return {"base": base, "checkpoint": checkpoint.load(base)}
+
+
+def decoders(
+    models: Mapping[str, LanguageModel], guide: LanguageModel | None, head: Decoder | None
+) -> dict[str, list[Decoder]]:
+    """Every way to tell the streams of each model apart; a trained ``head`` is the last model's."""
+    found: dict[str, list[Decoder]] = {}
+    for name, model in models.items():
+        found[name] = [Raw()] if guide is None else [Raw(), JointContrastive(model, guide)]
+    if head is not None:
+        found[name].append(head)
+    return found
 
 
 def run_suites(
@@ -269,8 +320,12 @@ def run_suites(
     device: torch.device,
 ) -> dict[str, tuple[SuiteOutput, float]]:
     """Run suites one after the other; returns output and seconds by name."""
-    for model in models.values():
-        torch.nn.Module.to(model.model, device).eval()
+    modules: list[Any] = [model.model for model in models.values()]
+    for decoder in itertools.chain(*data.decoders.values()):
+        modules += [decoder.guide.model] if decoder.guide is not None else []
+        modules += [decoder] if isinstance(decoder, torch.nn.Module) else []
+    for module in modules:
+        module.to(device).eval()
     outputs = {}
     for name, node in suites.items():
         if node is None:

@@ -9,15 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from superpose.config import ModelConfig, StreamsConfig, TrainerConfig
+from superpose.config import GuideConfig, ModelConfig, StreamsConfig, TrainerConfig
+from superpose.decoding import Decoder, JointContrastive, TwoHead
 from superpose.methods.checkpoints import read_checkpoint
+from superpose.models.layout import output_head
 from superpose.models.loading import PACKAGED, LanguageModel, load
 from superpose.models.students import student_of
 
 PROVENANCE_FILE = "superpose.json"
-SCHEMAS = {"model": ModelConfig, "streams": StreamsConfig, "trainer": TrainerConfig}
+HEAD_FILE = "two_head.safetensors"  # mixers and heads, beside the backbone
+SCHEMAS = {
+    "model": ModelConfig,
+    "guide": GuideConfig,
+    "streams": StreamsConfig,
+    "trainer": TrainerConfig,
+}
+TRAINED = ("model.", "student.", "backbone.")  # where a .ckpt keeps the trained model
+HEAD = "head."  # and mixers and heads of method=two_head
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class Checkpoint:
     Attributes:
         path: the run folder, .ckpt file or export folder that was named.
         provenance: what ``superpose.json`` and every .ckpt say: method, N, base model and its
-            fingerprint, teacher, alpha, beta, guide, and the run's config.
+            fingerprint, teacher, alpha, beta, guide with its fingerprint, and the run's config.
         export_folder: the Hugging Face folder of the weights, or None for a .ckpt.
         lightning_file: the .ckpt to resume from, or None if there is none.
     """
@@ -36,6 +48,12 @@ class Checkpoint:
     provenance: dict[str, Any]
     export_folder: Path | None
     lightning_file: Path | None
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the weights are to be measured beside the base model they were trained from."""
+        config = self.provenance["config"]["method"]
+        return self.provenance["method"] != "Pretrain" and not config.get("freeze_backbone")
 
     def load(self, base: LanguageModel | None = None) -> LanguageModel:
         """The trained model; ``base`` is its base model, if that is loaded already."""
@@ -59,7 +77,11 @@ class Checkpoint:
         else:
             assert self.lightning_file is not None
             saved = read_checkpoint(self.lightning_file)["state_dict"]
-            state = {key.split(".", 1)[1]: value for key, value in saved.items()}
+            state = {
+                key.split(".", 1)[1]: value
+                for key, value in saved.items()
+                if key.startswith(TRAINED)
+            }
         expected = model.state_dict()
         odd = sorted(set(state) ^ set(expected)) or [
             key for key, value in expected.items() if value.shape != state[key].shape
@@ -71,6 +93,41 @@ class Checkpoint:
                 f"it was trained from model.path={self.provenance['base']['path']}"
             )
         model.load_state_dict(state)
+
+    def decoder(self, model: LanguageModel, guide: LanguageModel | None) -> Decoder | None:
+        """What the run trained to tell the streams of ``model``, its weights, apart; None if nothing.
+
+        Args:
+            model: the checkpoint's model, as :meth:`load` gives it.
+            guide: the run's guide.
+
+        Raises:
+            ValueError: for another guide than the run's.
+        """
+        if self.provenance["method"] == "JointContrastive":
+            expected = self.provenance["guide"]["fingerprint"]
+            if guide is None or guide.fingerprint() != expected:
+                given = "none" if guide is None else f"{guide.path} ({guide.fingerprint()})"
+                raise ValueError(
+                    f"checkpoint={self.path} was trained with the guide "
+                    f"{self.provenance['guide']['path']} ({expected}), got {given}; leave guide out, "
+                    "the checkpoint brings its own"
+                )
+            alpha, beta = self.provenance["alpha"], self.provenance["beta"]
+            num_streams = self.provenance["num_streams"]
+            return JointContrastive(model, guide, alpha, beta, num_streams, "joint")
+        if self.provenance["method"] == "TwoHead":
+            head = TwoHead(output_head(model.model), self.provenance["num_streams"])
+            head.load_state_dict(self._head_state())
+            return head.requires_grad_(False)
+        return None
+
+    def _head_state(self) -> dict[str, Tensor]:
+        if self.export_folder is not None:
+            return load_file(self.export_folder / HEAD_FILE)
+        assert self.lightning_file is not None
+        saved = read_checkpoint(self.lightning_file)["state_dict"]
+        return {k.removeprefix(HEAD): v for k, v in saved.items() if k.startswith(HEAD)}
 
     def check_base(self, base: LanguageModel) -> None:
         """Refuse another base model than the one the weights were trained from."""
@@ -120,16 +177,27 @@ def export(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     provenance: dict[str, Any],
+    head: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write a Hugging Face folder (safetensors, tokenizer) with ``superpose.json``."""
+    """Write a Hugging Face folder (safetensors, tokenizer) with ``superpose.json``.
+
+    ``head`` are mixers and heads of method=two_head, written beside the backbone.
+    """
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if head:
+        save_file({key: value.contiguous() for key, value in head.items()}, folder / HEAD_FILE)
     text = json.dumps(provenance, indent=2)
     (folder / PROVENANCE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def provenance(config: dict[str, Any], base: LanguageModel, teacher: bool) -> dict[str, Any]:
-    """What belongs to trained weights: everything needed to rebuild and to judge them."""
+def provenance(
+    config: dict[str, Any], base: LanguageModel, guide: LanguageModel | None, teacher: bool
+) -> dict[str, Any]:
+    """What belongs to trained weights: everything needed to rebuild and to judge them.
+
+    ``teacher``: the weights are a student's, whose teacher is the base model.
+    """
     return {
         "schema": 1,
         "method": config["method"]["_target_"].rsplit(".", 1)[-1],
@@ -139,7 +207,7 @@ def provenance(config: dict[str, Any], base: LanguageModel, teacher: bool) -> di
         "teacher": config["model"]["path"] if teacher else None,
         "alpha": None,
         "beta": None,
-        "guide": None,
+        "guide": guide and {**config["guide"], "fingerprint": guide.fingerprint()},
         "config": config,
     }
 
@@ -155,7 +223,7 @@ def with_absolute_paths(cfg: DictConfig) -> DictConfig:
     A checkpoint takes its config along, and is opened from other folders.
     """
     absolute = cfg.copy()
-    for key in ("model.path", "data.path"):
+    for key in ("model.path", "guide.path", "data.path"):
         path = OmegaConf.select(absolute, key)
         if path is not None and path not in PACKAGED and glob.glob(os.path.expanduser(path)):
             OmegaConf.update(absolute, key, os.path.abspath(os.path.expanduser(path)))
@@ -186,7 +254,7 @@ def inherit(
                 continue
             own = {key for key in chosen if key.startswith(f"{group}.")}
             kept = {key: OmegaConf.select(cfg, key) for key in own}
-            value = run[group]
+            value = run.get(group)
             if isinstance(value, dict):
                 value = OmegaConf.merge(SCHEMAS.get(group, {}), value)
             merged[group] = value

@@ -13,7 +13,7 @@ from superpose.pipelines import plain
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = [
-    "model", "streams", "data", "method", "method/optimizer", "method/scheduler", "trainer", "logger",
+    "model", "guide", "streams", "data", "method", "method/optimizer", "method/scheduler", "trainer", "logger",
     "callbacks", "suite", "experiment", "debug",
 ]  # fmt: skip
 
@@ -38,7 +38,8 @@ def composed(name: str, *overrides: str):
     ("group", "entry"), [(group, entry) for group in GROUPS for entry in entries(group)]
 )
 def test_every_yaml_composes_and_resolves(group, entry):
-    filled = ["model.path=x"] if entry in ("pretrained", "smollm2_novels") else []
+    filled = ["model.path=x"] if entry in ("pretrained", "truncated", "smollm2_novels") else []
+    filled += ["guide.path=x"] if (group, entry) == ("guide", "pretrained") else []
     filled += ["data.path=x"] if entry in ("text", "streamed", "smollm2_novels") else []
     if group == "suite":
         assert plain(composed("evaluate", f"suite={entry}", *filled))["suite"]["_target_"]
@@ -126,6 +127,8 @@ def test_a_wrong_override_names_its_key(override, key):
         ("method", "defaults: [base_self_distillation, _self_]\ntemprature: 2.0", "temprature"),
         ("trainer", "max_step: 3", "max_step"),
         ("streams", "num_streams: two", "num_streams"),
+        ("guide", "num_block: 3", "num_block"),
+        ("method", "defaults: [base_joint_contrastive, _self_]\nalpha: 2.0", "alpha"),
     ],
 )
 def test_a_typo_in_a_yaml_file_fails_and_names_its_key(tmp_path, group, text, key):

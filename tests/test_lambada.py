@@ -19,8 +19,12 @@ from superpose.data.lambada import (
     load_lambada,
     read_lambada,
 )
+from superpose.decoding import JointContrastive, Raw, TwoHead
+from superpose.models.layout import output_head
 from superpose.models.loading import LanguageModel
-from superpose.suites.lambada import LambadaResult, lambada
+from superpose.suites.continuations import distinct, jaccard
+from superpose.suites.lambada import lambada
+from superpose.suites.lambada_result import LambadaResult
 
 # ------------------------------------------------------------------------------------ reading
 
@@ -275,6 +279,42 @@ def brute_force_mixed(
     return ranks
 
 
+@torch.no_grad()
+def brute_force_words(
+    model: LanguageModel, examples: list[ClozeExample], num_streams: int, length: int,
+    guide: LanguageModel | None = None, alpha: float = 1.0, beta: float = 1.0,
+) -> tuple[list[list[bool]], list[list[bool]]]:  # fmt: skip
+    """Whole word and first token right, [group][stream], every step read from the start again."""
+    num_groups = len(examples) // num_streams
+    ids_of = lambda text: model.tokenizer(text)["input_ids"]  # noqa: E731
+    whole, first = [], []
+    for group in range(num_groups):
+        chosen = [examples[group + n * num_groups] for n in range(num_streams)]
+        contexts = [ids_of(example.context) for example in chosen]
+        targets = [ids_of(example.continuation) for example in chosen]
+        common = min(length, *map(len, contexts))
+        read = [context[len(context) - common :] for context in contexts]
+        right = [[] for _ in range(num_streams)]
+        for step in range(max(map(len, targets))):
+            embedded = model.model.get_input_embeddings()(torch.tensor(read))
+            large = model.model(inputs_embeds=embedded.mean(0, keepdim=True)).logits[0, -1]
+            small = [guide.model(torch.tensor([ids])).logits[0, -1] for ids in read if guide]
+            for n in range(num_streams):
+                logits = large
+                if guide is not None and num_streams > 1:
+                    others = sum(small[m] for m in range(num_streams) if m != n)
+                    logits = large + alpha * small[n] - beta * others / (num_streams - 1)
+                greedy = int(logits[: model.num_tokens].argmax())
+                if step < len(targets[n]):
+                    right[n].append(greedy == targets[n][step])
+                    read[n] = [*read[n], targets[n][step]]
+                else:
+                    read[n] = [*read[n], greedy]
+        whole.append([all(stream) for stream in right])
+        first.append([stream[0] for stream in right])
+    return whole, first
+
+
 @pytest.fixture(params=["llama", "gpt2"])
 def model(request: pytest.FixtureRequest) -> LanguageModel:
     return word_model(request.param)
@@ -323,14 +363,84 @@ def test_equal_to_brute_force_at_any_batch_size(model: LanguageModel, num_stream
         assert 0 < result.counts["mixed_truncated"] < 23
 
 
+@pytest.mark.parametrize("num_streams", [1, 2, 3])
+@pytest.mark.parametrize("guided", [False, True])
+def test_whole_words_are_those_of_brute_force(
+    model: LanguageModel, num_streams: int, guided: bool
+) -> None:
+    guide = word_model(seed=1) if guided else None
+    decoders = [JointContrastive(model, guide, 0.8, 0.6, name="joint") if guide else Raw()]
+    examples = examples_for(model)
+    # what the mixture wants first, so that some words are right
+    for row in range(0, len(examples), 4):
+        examples[row] = ClozeExample(examples[row].context, examples[row].continuation[:3].rstrip())
+    whole, first = brute_force_words(model, examples, num_streams, 16, guide, 0.8, 0.6)
+    settings = LambadaSettings(length=16, continuation_groups=0)
+    for batch_size in (1, 3, 8):
+        settings.batch_size = batch_size
+        score = lambada(model, examples, settings, num_streams, decoders=decoders).mixed
+        (of_decoder,) = score.values()
+        for n, stream in enumerate(of_decoder.streams):
+            assert stream.accuracy == pytest.approx(sum(g[n] for g in whole) / len(whole))
+            assert stream.first_token_accuracy == pytest.approx(
+                sum(g[n] for g in first) / len(first)
+            )
+        assert of_decoder.jaccard is None
+
+
+def test_a_guide_that_knows_the_answers_separates_the_streams() -> None:
+    """The backbone knows nothing; the guide is the model whose greedy words are the targets."""
+    guide = word_model(seed=2)
+    backbone = word_model(seed=3)
+    with torch.no_grad():
+        backbone.model.lm_head.weight.zero_()
+    examples = [example for row, example in enumerate(examples_for(guide)) if row % 2]
+    decoder = JointContrastive(backbone, guide, alpha=1.0, beta=0.0)
+    settings = LambadaSettings(length=MAX_LENGTH - 8, continuation_tokens=4)
+    same = [ClozeExample(e.context[-60:], e.continuation) for e in examples]
+    equal = [e for e in same for _ in range(1)]
+    result = lambada(backbone, equal[:1] * 2, settings, 2, decoders=[Raw(), decoder])
+    assert result.mixed["guided"].all.accuracy == result.guide.accuracy
+    assert result.mixed["guided"].jaccard == 1.0  # one text twice
+    other = lambada(backbone, examples[:4], settings, 2, decoders=[Raw(), decoder])
+    assert other.mixed["guided"].jaccard < 1.0
+
+
+def test_a_head_for_another_number_of_streams_is_refused() -> None:
+    model = word_model()
+    decoders = [TwoHead(output_head(model.model), 3)]
+    with pytest.raises(ValueError, match="trained for 3 streams; set streams.num_streams=3"):
+        lambada(model, examples_for(model), LambadaSettings(length=16), 2, decoders=decoders)
+
+
+def test_targets_never_run_over_the_position_limit() -> None:
+    """A full context in one group, a longer target in another: GPT-2 has no 49th position."""
+    model = word_model("gpt2")
+    full = ClozeExample(words(*range(MAX_LENGTH)), " w3")
+    long_target = ClozeExample(words(1, 2), words(*range(6)))
+    settings = LambadaSettings(length=MAX_LENGTH, batch_size=8)
+    result = lambada(model, [full, long_target, full, long_target], settings, 2)
+    assert result.counts["groups"] == 2
+
+
+def test_overlap_and_distinct_n() -> None:
+    assert jaccard([[1, 2, 3], [3, 4, 3]]) == pytest.approx(1 / 4)
+    assert jaccard([[1], [1], [2]]) == pytest.approx(1 / 3)
+    assert jaccard([[1, 2]]) is None
+    assert distinct([[1, 1, 2], [1, 2]], 1) == pytest.approx(2 / 5)
+    assert distinct([[1, 1, 2], [1, 2]], 2) == pytest.approx(2 / 3)
+    assert distinct([[1]], 2) is None
+
+
 @pytest.mark.parametrize("num_streams", [2, 3, 4])
 def test_equal_streams_are_the_single_stream(model: LanguageModel, num_streams: int) -> None:
     examples = examples_for(model, count=9)
     result = run(model, examples * num_streams, num_streams, length=MAX_LENGTH)
-    assert result.streams == (result.single,) * num_streams
-    assert result.mixed == result.single
+    assert result.mixed["raw"].streams == (result.single,) * num_streams
+    assert result.mixed["raw"].all == result.single
     one = run(model, examples, 1, length=MAX_LENGTH)
-    assert one.streams == (one.single,)
+    assert one.mixed["raw"].streams == (one.single,)
+    assert one.mixed["raw"].jaccard is None
 
 
 def test_every_target_token_counts(model: LanguageModel) -> None:
@@ -340,8 +450,8 @@ def test_every_target_token_counts(model: LanguageModel) -> None:
     head, last = good.continuation.rsplit(" ", 1)
     bad = ClozeExample(good.context, f"{head} {'w1' if last == 'w0' else 'w0'}")
     result = run(model, [good, bad])
-    assert result.accuracy == 0.5
-    assert result.single.accuracy == 1.0
+    assert result.single.accuracy == 0.5
+    assert result.single.first_token_accuracy == 1.0
 
 
 @pytest.mark.parametrize("excess", [1, 500])
@@ -362,10 +472,10 @@ def test_ties_go_to_the_lowest_index_and_are_counted() -> None:
         model.model.lm_head.weight.zero_()  # all 68 logits are 0
     examples = [ClozeExample(" w5 w6 w7", f" w{target}") for target in (0, 1, 9, 0)]
     result = run(model, examples)
-    assert result.accuracy == 0.5
+    assert result.single.accuracy == 0.5
     assert result.perplexity == pytest.approx(68.0)
     assert result.single.median_rank == 1.5  # ranks 1, 2, 10, 1
-    assert [stream.median_rank for stream in result.streams] == [1.5, 5.5]
+    assert [stream.median_rank for stream in result.mixed["raw"].streams] == [1.5, 5.5]
     assert (result.counts["ties"], result.counts["mixed_ties"]) == (4, 4)
 
 
@@ -377,8 +487,9 @@ def test_logits_that_no_token_uses_hide_no_rank() -> None:
     with torch.no_grad():  # every unused row beats every word
         model.model.lm_head.weight[NUM_WORDS + 1 :] = model.model.lm_head.weight[:7] * 100
     after = run(model, examples)
-    assert (after.mixed, after.single) == (before.mixed, before.single)
-    assert after.accuracy < before.accuracy
+    assert after.mixed == before.mixed
+    assert after.single.median_rank == before.single.median_rank
+    assert after.single.accuracy < before.single.accuracy
 
 
 def test_summary_and_progress(model: LanguageModel) -> None:
@@ -390,19 +501,26 @@ def test_summary_and_progress(model: LanguageModel) -> None:
         return items
 
     examples = examples_for(model, count=9)
-    result = lambada(model, examples, LambadaSettings(length=16, limit=7, batch_size=2), 2, record)
-    assert seen == [("lambada, single", 4, 4), ("lambada, 2 mixed", 2, 2)]
+    settings = LambadaSettings(length=16, limit=7, batch_size=2, continuation_tokens=5)
+    decoders = (Raw(), JointContrastive(model, word_model(seed=1)))
+    result = lambada(model, examples, settings, 2, record, decoders)
+    assert seen == [
+        ("lambada, single", 4, 4), ("lambada, 2 mixed, raw", 2, 2),
+        ("lambada, 2 mixed, guided", 2, 2), ("lambada, guide", 4, 4),
+    ]  # fmt: skip
     (rows,) = result.tables().values()
+    mixed = ["stream 1", "stream 2", "mean of streams", "all"]
     assert [row["reading"] for row in rows] == [
-        "single",
-        "mixed, stream 1",
-        "mixed, stream 2",
-        "mixed, mean of streams",
-        "mixed, all",
-    ]
-    assert [row["examples"] for row in rows] == [7, 3, 3, 6, 6]
-    assert rows[0]["accuracy"] == result.accuracy
-    assert rows[1]["accuracy"] is None
+        "single", "single, guide", *(f"mixed, {part}" for part in mixed),
+        *(f"mixed, guided, {part}" for part in mixed),
+    ]  # fmt: skip
+    assert [row["examples"] for row in rows] == [7, 7, 3, 3, 6, 6, 3, 3, 6, 6]
+    assert rows[0]["accuracy"] == result.single.accuracy
+    assert [row["jaccard"] for row in rows if row["reading"] == "mixed, all"] == [1.0]
+    assert 0 <= rows[-1]["jaccard"] < 1
+    metrics = result.metrics()
+    assert metrics["lambada.guided.jaccard"] == rows[-1]["jaccard"]
+    assert metrics["lambada.guide.accuracy"] == rows[1]["accuracy"]
     json.dumps([result.metrics(), rows, result.counts], allow_nan=False)
 
 

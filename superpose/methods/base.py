@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from superpose.decoding import Decoder
 from superpose.methods.schedules import Schedule
 from superpose.models.loading import LanguageModel
 
@@ -24,12 +25,15 @@ class Method(lightning.LightningModule):
 
     Attributes:
         frozen: names of submodules that are never trained and never saved.
+        model_names: what reports call the models measured at the end: the base model, if the method
+            leaves it as it was, and the trained one.
         loss_name: the loss in logs, ``train/NAME``.
         base: the model as it was loaded.
         provenance: what the weights belong to; saved with them.
     """
 
     frozen: tuple[str, ...] = ()
+    model_names: tuple[str, ...] = ("base", "trained")
     loss_name = "loss"
 
     def __init__(
@@ -76,12 +80,23 @@ class Method(lightning.LightningModule):
         """Models come from disk in eval mode, and Lightning keeps the mode it finds."""
         self.train()
 
+    def on_new_weights(self) -> None:
+        """Called before training when ``trained`` was given the weights of a checkpoint."""
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The parameters to train, in groups of one learning rate."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
+    def decoder(self, model: LanguageModel) -> Decoder | None:
+        """What was trained to tell the streams of ``model``, the trained model, apart; or None."""
+        return None
+
     def head_provenance(self) -> dict[str, Any]:
         """What provenance has to say of a decoding head as it is now."""
+        return {}
+
+    def head_state(self) -> dict[str, Tensor]:
+        """The weights of a decoding head, to be exported beside the model."""
         return {}
 
     def configure_optimizers(self) -> Any:

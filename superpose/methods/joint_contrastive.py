@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from superpose.decoding import Decoder
+from superpose.decoding.joint_contrastive import JointContrastive as Contrastive
 from superpose.decoding.joint_contrastive import check_guide
 from superpose.losses.contrastive import Guidance, StreamCrossEntropy, stream_cross_entropy
 from superpose.methods.base import Method
@@ -61,6 +63,7 @@ class JointContrastive(Method):
         self.backbone = student_of(model.model)
         if freeze_backbone:
             self.backbone.requires_grad_(False)
+            self.model_names = ("model",)  # it is its own base
         self.alpha = torch.nn.Parameter(torch.tensor(1.0))
         self.beta = torch.nn.Parameter(torch.tensor(1.0))
 
@@ -83,9 +86,16 @@ class JointContrastive(Method):
             return [head]
         return [{"params": list(self.backbone.parameters())}, head]
 
+    def decoder(self, model: LanguageModel) -> Decoder:
+        """Guidance with alpha and beta as they are now."""
+        assert self.guide_model is not None
+        num_streams = self.provenance.get("num_streams")
+        alpha, beta = float(self.alpha.detach()), float(self.beta.detach())
+        return Contrastive(model, self.guide_model, alpha, beta, num_streams, "joint")
+
     def head_provenance(self) -> dict[str, Any]:
         """Alpha and beta as they are now."""
-        return {"alpha": float(self.alpha), "beta": float(self.beta)}
+        return {"alpha": float(self.alpha.detach()), "beta": float(self.beta.detach())}
 
     def training_step(self, batch: StreamBatch, batch_idx: int) -> Tensor:
         """Sum over the streams' next tokens of their negative log-likelihood."""
@@ -104,8 +114,8 @@ class JointContrastive(Method):
         self.log_validation(
             {
                 "val/nll_nats": sums["nll"] / sums["tokens"],
-                "val/alpha": float(self.alpha),
-                "val/beta": float(self.beta),
+                "val/alpha": float(self.alpha.detach()),
+                "val/beta": float(self.beta.detach()),
             }
         )
 

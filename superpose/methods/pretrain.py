@@ -18,6 +18,7 @@ class Pretrain(Method):
     Logged: ``train/nll_nats`` and ``val/nll_nats``, nats per predicted token.
     """
 
+    model_names = ("model",)
     loss_name = "nll_nats"
 
     def __init__(self, model: LanguageModel, **settings: Any):

@@ -26,6 +26,7 @@ class SelfDistillation(Method):
     """
 
     frozen = ("teacher",)
+    model_names = ("teacher", "student")
     loss_name = "kl_nats"
 
     def __init__(self, model: LanguageModel, temperature: float = 1.0, **settings: Any):

@@ -59,10 +59,24 @@ class TwoHead(Method):
         """The backbone."""
         return self.backbone
 
+    def on_new_weights(self) -> None:
+        """The heads start as copies of the new weights' head."""
+        with torch.no_grad():
+            for weight in self.head.heads:
+                weight.copy_(output_head(self.backbone).weight)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The backbone, and mixers and heads at a rate of their own."""
         trained = [p for p in self.backbone.parameters() if p.requires_grad]
         return [{"params": trained}, {"params": list(self.head.parameters()), "lr": self.head_lr}]
+
+    def decoder(self, model: LanguageModel) -> Head:
+        """Mixers and heads."""
+        return self.head
+
+    def head_state(self) -> dict[str, Tensor]:
+        """Mixers and heads."""
+        return {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
 
     def training_step(self, batch: StreamBatch, batch_idx: int) -> Tensor:
         """Weighted sum over the streams' next tokens of their negative log-likelihood."""

@@ -29,7 +29,10 @@ from superpose.models.layout import position_limit as _position_limit
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PACKAGED = {"tiny": Path(__file__).parent / "tiny_weights"}  # models that ship with superpose
+PACKAGED = {  # models that ship with superpose
+    "tiny": Path(__file__).parent / "tiny_weights",
+    "tiny-guide": Path(__file__).parent / "tiny_guide_weights",
+}
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 GGUF_SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog looks at the fox."
 

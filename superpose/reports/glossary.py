@@ -102,8 +102,16 @@ MEANINGS: dict[str, Meaning] = {
         "lambada_openai)",
         "share", "higher",
     ),
+    "lambada.guide.accuracy": Meaning(
+        "the same of the guide, which reads every text on its own", "share", "higher"
+    ),
     "lambada.*.accuracy": Meaning(
-        "the same when several texts are read in one mixed pass", "share", "higher"
+        "the same when several texts are read in one mixed pass: mixed as it comes, guided by a "
+        "guide with alpha = beta = 1, joint with trained alpha and beta, two_head with own heads",
+        "share", "higher",
+    ),
+    "lambada.*.jaccard": Meaning(
+        "token-set overlap of the streams' greedy continuations", "0 to 1", "lower"
     ),
     "lambada.*.perplexity": Meaning(
         "exp of the mean negative log-likelihood of the last word", "", "lower"
@@ -117,9 +125,24 @@ MEANINGS: dict[str, Meaning] = {
         "nats per token", "lower",
     ),
     "perplexity.ppl": Meaning("exp of it", "", "lower"),
+    "generation.single.*": Meaning("the same, each prompt continued alone by the teacher", "", ""),
     "generation.jaccard": Meaning(
         "token-set overlap of the continuations of two streams", "0 to 1", "lower"
     ),
+    "generation.distinct_*": Meaning(
+        "different n-grams of all continuations over all of them", "0 to 1", "higher"
+    ),
+    "generation.nll_nats": Meaning(
+        "mean negative log-likelihood of the continuations under the single-stream teacher",
+        "nats per token", "lower",
+    ),
+    "generation.*cache_bytes_per_stream": Meaning(
+        "KV cache at the end of a continuation", "bytes", "lower"
+    ),
+    "train[./]nll_nats": Meaning("next-token loss", "nats per token", "lower"),
+    "val[./]nll_nats": Meaning("held-out next-token loss", "nats per token", "lower"),
+    "val[./]alpha": Meaning("weight of a stream's own guide logits (eq. 7)", "", ""),
+    "val[./]beta": Meaning("weight of the other streams' guide logits (eq. 7)", "", ""),
     "train[./]kl_nats": Meaning("distillation loss at its own temperature", "nats", "lower"),
     "val[./]kl_nats": Meaning("held-out KL(target || student) at temperature 1", "nats", "lower"),
     "val[./]kl_ratio": Meaning("held-out ratio of eq. 3 at temperature 1.5", "ratio", "lower"),

@@ -122,7 +122,8 @@ def markdown(grid: Grid) -> str:
     """A grid as a Markdown table."""
     lines = [grid.columns, ["---:" if numeric else "---" for numeric in grid.numeric], *grid.rows]
     return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |"
+        for line in lines
     )
 
 

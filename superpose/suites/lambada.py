@@ -2,108 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from superpose.config import LambadaSettings
-from superpose.data.blocks import pad_id_of
 from superpose.data.lambada import ClozeExample, EncodedExample, encode_examples
+from superpose.decoding.generate import check_num_streams, generate_from_ids
+from superpose.decoding.mixed_pass import MixedPass
+from superpose.decoding.raw import Decoder, Raw
 from superpose.losses.ranks import token_rank
-from superpose.models.layout import final_hidden, mixed_hidden, output_head
 from superpose.models.loading import LanguageModel
-from superpose.streams.batch import StreamBatch
 from superpose.streams.mixing import check_weights
 from superpose.suites.batching import batches_by_length, check_at_least_one
+from superpose.suites.continuations import jaccard
+from superpose.suites.lambada_result import LambadaResult, MixedScore, WordScore
 from superpose.suites.progress import Progress, silent
+from superpose.suites.scoring import count_ties, score_targets
 
-
-@dataclass(frozen=True)
-class FirstToken:
-    """How well the target's first token is predicted.
-
-    Attributes:
-        accuracy: fraction of examples whose first target token is the argmax, 0 to 1.
-        median_rank: median rank of that token among the tokenizer's tokens, 1 is the argmax.
-    """
-
-    accuracy: float
-    median_rank: float
-
-
-@dataclass(frozen=True)
-class LambadaResult:
-    """What :func:`lambada` measured.
-
-    Attributes:
-        accuracy: single-stream; fraction of examples of which every target token is the argmax.
-        perplexity: single-stream; exp of the mean over examples of the target's summed negative
-            log-likelihood (nats). Both as lm-eval's ``lambada_openai`` defines them.
-        single: first target token, single-stream, all examples.
-        mixed: first target token in the mixed pass, all streams together.
-        streams: the same, one entry a stream.
-        counts: ``examples`` and ``target_tokens`` scored singly, ``groups`` and ``mixed_examples``
-            read mixed, ``truncated`` contexts cut to the position limit, ``mixed_truncated``
-            contexts cut to their group's length, ``border_merges``, and ``ties`` and
-            ``mixed_ties``: target tokens whose logit another token has exactly.
-    """
-
-    accuracy: float
-    perplexity: float
-    single: FirstToken
-    mixed: FirstToken
-    streams: tuple[FirstToken, ...]
-    counts: dict[str, int]
-
-    @property
-    def stream_mean(self) -> FirstToken:
-        """Mean over the streams: the accuracy of ``mixed``, but a mean of medians."""
-        return FirstToken(
-            math.fsum(stream.accuracy for stream in self.streams) / len(self.streams),
-            math.fsum(stream.median_rank for stream in self.streams) / len(self.streams),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Every figure by its dotted name."""
-        metrics = {
-            "lambada.single.accuracy": self.accuracy,
-            "lambada.single.perplexity": self.perplexity,
-            "lambada.single.first_token_accuracy": self.single.accuracy,
-            "lambada.single.median_rank": self.single.median_rank,
-            "lambada.mixed.first_token_accuracy": self.mixed.accuracy,
-            "lambada.mixed.median_rank": self.mixed.median_rank,
-        }
-        names = [f"stream_{number}" for number in range(1, len(self.streams) + 1)]
-        for name, first in zip(
-            [*names, "stream_mean"], [*self.streams, self.stream_mean], strict=True
-        ):
-            metrics[f"lambada.mixed.{name}.first_token_accuracy"] = first.accuracy
-            metrics[f"lambada.mixed.{name}.median_rank"] = first.median_rank
-        return metrics
-
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """``lambada.summary``: one row a reading, None where a column does not apply."""
-        readings = [("single", self.counts["examples"], self.single)]
-        for number, stream in enumerate(self.streams, start=1):
-            readings.append((f"mixed, stream {number}", self.counts["groups"], stream))
-        mixed_examples = self.counts["mixed_examples"]
-        readings.append(("mixed, mean of streams", mixed_examples, self.stream_mean))
-        readings.append(("mixed, all", mixed_examples, self.mixed))
-        rows = [
-            {
-                "reading": reading,
-                "examples": examples,
-                "accuracy": self.accuracy if reading == "single" else None,
-                "perplexity": self.perplexity if reading == "single" else None,
-                "first_token_accuracy": first.accuracy,
-                "median_rank": first.median_rank,
-            }
-            for reading, examples, first in readings
-        ]
-        return {"lambada.summary": rows}
+Group = tuple[EncodedExample, ...]  # N examples, one a stream
 
 
 def lambada(
@@ -112,14 +30,17 @@ def lambada(
     settings: LambadaSettings,
     num_streams: int,
     progress: Progress = silent,
+    decoders: Sequence[Decoder] = (Raw(),),
 ) -> LambadaResult:
     """Measure a model on cloze examples, single-stream and with N contexts in one mixed pass.
 
     Of M examples, group i of the mixed reading takes the N examples i, i + M // N,
     i + 2 (M // N), ...; their contexts lose tokens on the left until all have the length of the
     shortest, or ``settings.length``, so that they end at one position (BOS, where the tokenizer
-    gives one, stays at position 0); the mean of their embeddings (eq. 1) is read once. No result
-    depends on ``settings.batch_size``.
+    gives one, stays at position 0). The mixed pass then goes on teacher-forced: every stream is
+    given its own target's tokens, and beyond them its own greedy ones, until the longest target of
+    its batch is read. A single guide reading is added if a decoder has a guide. No result depends
+    on ``settings.batch_size``.
 
     Args:
         model: model and tokenizer.
@@ -127,12 +48,14 @@ def lambada(
         settings: see :class:`superpose.config.LambadaSettings`.
         num_streams: N.
         progress: wraps the batches, see :data:`superpose.suites.progress.Progress`.
+        decoders: how the streams are told apart, each a mixed reading of its own.
 
     Raises:
         ValueError: for settings out of range, fewer examples than streams, an example that cannot
-            be scored (names its row), or a model whose outputs are not finite.
+            be scored (names its row), a decoder for another N, or a model whose outputs are not
+            finite.
     """
-    _check(model, settings, num_streams)
+    _check(model, settings, num_streams, decoders)
     encoded = encode_examples(model.tokenizer, examples[: settings.limit], model.max_length)
     num_groups = len(encoded) // num_streams
     if num_groups == 0:
@@ -143,137 +66,166 @@ def lambada(
     groups = [
         tuple(encoded[index : num_groups * num_streams : num_groups]) for index in range(num_groups)
     ]
+    size = settings.batch_size
+    guide = next((decoder.guide for decoder in decoders if decoder.guide is not None), None)
     with torch.no_grad():
-        single = _score_single(model, encoded, settings.batch_size, progress)
-        mixed = _score_mixed(model, groups, settings, progress)
+        single = score_targets(model, encoded, size, progress, "lambada, single")
+        mixed = {
+            decoder.name: _score_mixed(model, decoder, groups, settings, progress)
+            for decoder in decoders
+        }
+        of_guide = None
+        if guide is not None:
+            own = encode_examples(guide.tokenizer, examples[: settings.limit], guide.max_length)
+            of_guide = score_targets(guide, own, size, progress, "lambada, guide")
+    first = next(iter(mixed.values()))
     return LambadaResult(
-        accuracy=float(single.correct.double().mean()),
-        perplexity=math.exp(float(single.nll.mean())),
-        single=_first_token(single.ranks),
-        mixed=_first_token(mixed.ranks.flatten()),
-        streams=tuple(_first_token(ranks) for ranks in mixed.ranks.unbind(dim=1)),
+        single=WordScore.of(single.correct, single.ranks),
+        perplexity=single.perplexity,
+        guide=None if of_guide is None else WordScore.of(of_guide.correct, of_guide.ranks),
+        guide_perplexity=None if of_guide is None else of_guide.perplexity,
+        mixed={name: scores.summary() for name, scores in mixed.items()},
         counts={
             "examples": len(encoded),
             "target_tokens": sum(len(example.target_ids) for example in encoded),
             "groups": num_groups,
             "mixed_examples": num_groups * num_streams,
             "truncated": sum(example.truncated for example in encoded),
-            "mixed_truncated": mixed.truncated,
+            "mixed_truncated": first.truncated,
             "border_merges": sum(example.border_merge for example in encoded),
             "ties": single.ties,
-            "mixed_ties": mixed.ties,
+            "mixed_ties": first.ties,
         },
     )
 
 
 @dataclass
-class _SingleScores:
-    nll: Tensor  # (M,) float64, nats of the whole target
-    correct: Tensor  # (M,) bool, every target token is the argmax
-    ranks: Tensor  # (M,) int64, of the first target token
-    ties: int = 0
-
-
-@dataclass
 class _MixedScores:
+    correct: Tensor  # (G, N) bool, every target token is the argmax
     ranks: Tensor  # (G, N) int64, of the first target token
+    overlaps: list[float] = field(default_factory=list)  # Jaccard, a group
     truncated: int = 0
     ties: int = 0
 
-
-def _score_single(
-    model: LanguageModel, encoded: Sequence[EncodedExample], batch_size: int, progress: Progress
-) -> _SingleScores:
-    """One ordinary pass over context and target; logits at the target's positions only."""
-    scores = _SingleScores(
-        nll=torch.zeros(len(encoded), dtype=torch.float64),
-        correct=torch.zeros(len(encoded), dtype=torch.bool),
-        ranks=torch.zeros(len(encoded), dtype=torch.int64),
-    )
-    head, device, pad_id = output_head(model.model), model.model.device, pad_id_of(model.tokenizer)
-    read = [example.context_ids + example.target_ids[:-1] for example in encoded]
-    batches = batches_by_length([len(ids) for ids in read], batch_size)
-    for rows in progress(batches, "lambada, single", len(batches)):
-        input_ids = pad_sequence(
-            [torch.tensor(read[row]) for row in rows], batch_first=True, padding_value=pad_id
+    def summary(self) -> MixedScore:
+        streams = zip(self.correct.unbind(dim=1), self.ranks.unbind(dim=1), strict=True)
+        return MixedScore(
+            all=WordScore.of(self.correct, self.ranks),
+            streams=tuple(WordScore.of(correct, ranks) for correct, ranks in streams),
+            jaccard=math.fsum(self.overlaps) / len(self.overlaps) if self.overlaps else None,
         )
-        hidden = final_hidden(model.model, input_ids=input_ids.to(device))  # (B, T, D)
-        counts = [len(encoded[row].target_ids) for row in rows]
-        index = torch.tensor([i for i, count in enumerate(counts) for _ in range(count)])
-        position = torch.tensor(
-            [len(read[row]) - c + i for row, c in zip(rows, counts, strict=True) for i in range(c)]
-        )
-        targets = torch.tensor([token for row in rows for token in encoded[row].target_ids])
-        targets = targets.to(device)
-        logits = head.logits(hidden[index.to(device), position.to(device)])  # (P, V)
-        nll = torch.nn.functional.cross_entropy(logits, targets, reduction="none").double()
-        greedy = token_rank(logits, targets) == 1
-        ranks = token_rank(logits[:, : model.num_tokens], targets)
-        scores.ties += _count_ties(logits, targets)
-        parts = (values.cpu().split(counts) for values in (nll, greedy, ranks))
-        for row, row_nll, row_greedy, row_ranks in zip(rows, *parts, strict=True):
-            if not row_nll.isfinite().all():
-                raise ValueError(
-                    f"LAMBADA example {row + 1} has a log-likelihood of {-float(row_nll.sum())}; "
-                    f"the outputs of {model.name} are not finite, so try model.dtype=float32"
-                )
-            scores.nll[row] = row_nll.sum()
-            scores.correct[row] = row_greedy.all()
-            scores.ranks[row] = row_ranks[0]
-    return scores
 
 
 def _score_mixed(
     model: LanguageModel,
-    groups: Sequence[tuple[EncodedExample, ...]],
+    decoder: Decoder,
+    groups: Sequence[Group],
     settings: LambadaSettings,
     progress: Progress,
 ) -> _MixedScores:
-    """One mixed pass a group; logits at the contexts' common last position only."""
-    num_streams = len(groups[0])
-    scores = _MixedScores(ranks=torch.zeros(len(groups), num_streams, dtype=torch.int64))
-    head, device, pad_id = output_head(model.model), model.model.device, pad_id_of(model.tokenizer)
-    lengths = [_common_length(group, settings.length) for group in groups]
-    batches = batches_by_length(lengths, settings.batch_size)
-    for rows in progress(batches, f"lambada, {num_streams} mixed", len(batches)):
-        contexts = [
-            torch.tensor([example.last_context(lengths[row]) for example in groups[row]]).T
-            for row in rows
-        ]  # each (T, N)
-        input_ids = pad_sequence(contexts, batch_first=True, padding_value=pad_id)  # (B, T, N)
-        batch = StreamBatch.uniform(input_ids.transpose(1, 2).to(device))
-        last = torch.tensor([lengths[row] - 1 for row in rows], device=device)
-        hidden = mixed_hidden(model.model, batch)  # (B, T, D)
-        logits = head.logits(hidden[torch.arange(len(rows), device=device), last])  # (B, V)
-        logits = logits[:, None, : model.num_tokens].expand(-1, num_streams, -1)  # (B, N, V)
-        targets = torch.tensor(
-            [[example.target_ids[0] for example in groups[row]] for row in rows], device=device
-        )
-        scores.ranks[rows] = token_rank(logits, targets).cpu()
-        scores.ties += _count_ties(logits, targets)
-        scores.truncated += sum(
-            len(example.context_ids) > lengths[row] for row in rows for example in groups[row]
-        )
+    """One mixed pass a group, up to the end of the targets."""
+    shape = (len(groups), len(groups[0]))
+    scores = _MixedScores(
+        correct=torch.ones(shape, dtype=torch.bool), ranks=torch.zeros(shape, dtype=torch.int64)
+    )
+    longest = max(len(example.target_ids) for group in groups for example in group)
+    room = _room(model, decoder, longest)
+    cut = [_contexts(group, settings.length, room) for group in groups]
+    scores.truncated = sum(
+        len(context) < len(example.context_ids)
+        for contexts, group in zip(cut, groups, strict=True)
+        for context, example in zip(contexts, group, strict=True)
+    )
+    description = f"lambada, {shape[1]} mixed, {decoder.name}"
+    batches = batches_by_length([len(contexts[0]) for contexts in cut], settings.batch_size)
+    for rows in progress(batches, description, len(batches)):
+        _score_batch(model, decoder, scores, rows, cut, groups)
+    scores.overlaps = _overlaps(model, decoder, groups, settings)
     return scores
 
 
-def _check(model: LanguageModel, settings: LambadaSettings, num_streams: int) -> None:
+def _score_batch(
+    model: LanguageModel,
+    decoder: Decoder,
+    scores: _MixedScores,
+    rows: list[int],
+    contexts: Sequence[list[tuple[int, ...]]],
+    groups: Sequence[Group],
+) -> None:
+    """Read the contexts of some groups, then their targets token by token."""
+    mixed_pass = MixedPass(model, decoder)
+    logits = mixed_pass.start([contexts[row] for row in rows], groups[0][0].num_bos)  # (N, G, V)
+    longest = max(len(example.target_ids) for row in rows for example in groups[row])
+    for step in range(longest):
+        greedy = logits.argmax(dim=-1).T  # (G, N)
+        targets = greedy.clone()
+        has_target = torch.zeros_like(greedy, dtype=torch.bool)
+        for place, row in enumerate(rows):
+            for n, example in enumerate(groups[row]):
+                if step < len(example.target_ids):
+                    targets[place, n] = example.target_ids[step]
+                    has_target[place, n] = True
+        ranks = token_rank(logits, targets.T).T  # (G, N)
+        scores.correct[rows] &= ((ranks == 1) | ~has_target).cpu()
+        if step == 0:
+            scores.ranks[rows] = ranks.cpu()
+            scores.ties += count_ties(logits, targets.T)
+        if step < longest - 1:
+            logits = mixed_pass.step(targets)
+
+
+def _overlaps(
+    model: LanguageModel, decoder: Decoder, groups: Sequence[Group], settings: LambadaSettings
+) -> list[float]:
+    """Jaccard overlap of the greedy continuations of the first groups' contexts."""
+    chosen = groups[: settings.continuation_groups]
+    if not chosen or len(chosen[0]) == 1:
+        return []
+    if isinstance(decoder, Raw) and decoder.guide is None:
+        return [1.0] * len(chosen)  # streams that share their logits continue alike
+    length = settings.continuation_tokens
+    room = max(1, _room(model, decoder, length))
+    overlaps = []
+    for start in range(0, len(chosen), settings.batch_size):
+        batch = chosen[start : start + settings.batch_size]
+        contexts = [[list(ids) for ids in _contexts(g, settings.length, room)] for g in batch]
+        made = generate_from_ids(
+            model, contexts, decoder, chosen[0][0].num_bos, max_new_tokens=length
+        )
+        overlaps += [jaccard(streams) for streams in made.token_ids]
+    return [overlap for overlap in overlaps if overlap is not None]
+
+
+def _check(
+    model: LanguageModel, settings: LambadaSettings, num_streams: int, decoders: Sequence[Decoder]
+) -> None:
     """Refuse settings out of range, by their key."""
     check_weights(num_streams, "uniform", retention=0.0)
-    check_at_least_one(limit=settings.limit, batch_size=settings.batch_size, length=settings.length)
+    check_at_least_one(
+        limit=settings.limit,
+        batch_size=settings.batch_size,
+        length=settings.length,
+        continuation_tokens=settings.continuation_tokens,
+    )
+    if settings.continuation_groups < 0:
+        raise ValueError(
+            "suite.continuation_groups must be at least 0 (which leaves the overlap out), got "
+            f"{settings.continuation_groups}"
+        )
     model.check_length(settings.length, "suite.length")
+    for decoder in decoders:
+        check_num_streams(decoder, num_streams)
+        if decoder.guide is not None:
+            decoder.guide.check_length(settings.length, "suite.length")
 
 
-def _common_length(group: Sequence[EncodedExample], limit: int) -> int:
-    return min(limit, *(len(example.context_ids) for example in group))
+def _room(model: LanguageModel, decoder: Decoder, num_new: int) -> int:
+    """Positions that ``num_new`` further tokens, of which the last is not read, leave in front."""
+    limits = [m.max_length for m in (model, decoder.guide) if m is not None and m.max_length]
+    return min(limits, default=2**31) - num_new + 1
 
 
-def _count_ties(logits: Tensor, targets: Tensor) -> int:
-    """Targets ``(...)`` whose logit in ``(..., V)`` another token has exactly."""
-    own = logits.gather(-1, targets.unsqueeze(-1))
-    return int(((logits == own).sum(dim=-1) > 1).sum())
-
-
-def _first_token(ranks: Tensor) -> FirstToken:
-    ranks = ranks.double()
-    return FirstToken(float((ranks == 1).double().mean()), float(ranks.quantile(0.5)))
+def _contexts(group: Group, *limits: int) -> list[tuple[int, ...]]:
+    """The contexts of a group, cut on the left to the length of the shortest or to a limit."""
+    length = min(*limits, *(len(example.context_ids) for example in group))
+    return [example.last_context(length) for example in group]

@@ -6,15 +6,24 @@ names of the design, those of the reference beside it begin with ``base.``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from superpose.config import LambadaSettings, PerplexitySettings, SuperpositionSettings
+from superpose.config import (
+    GenerationSettings,
+    LambadaSettings,
+    PerplexitySettings,
+    SuperpositionSettings,
+)
 from superpose.data.datamodule import batched
 from superpose.data.lambada import ClozeExample, load_lambada, read_lambada
 from superpose.data.sources import DataSource
+from superpose.decoding import Decoder
 from superpose.models.loading import LanguageModel
+from superpose.suites.batching import check_at_least_one
+from superpose.suites.generation import Watch, group_prompts, nobody, read_prompts
+from superpose.suites.generation import generation as generate_and_measure
 from superpose.suites.lambada import lambada as measure_lambada
 from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
@@ -48,6 +57,9 @@ class SuiteData:
     source: DataSource
     num_streams: int
     split: str = "test"
+    # by model: how its streams are told apart - raw, guided where there is a guide, trained head
+    decoders: Mapping[str, Sequence[Decoder]] = field(default_factory=dict)
+    watch: Watch = nobody  # sees continuations grow
 
     def groups(self, model: LanguageModel, num_streams: int, limit: int | None) -> list[Any]:
         """At most ``limit`` held-out groups, tokenised for ``model``; all of them for None."""
@@ -79,7 +91,9 @@ def lambada(
     """:func:`superpose.suites.lambada.lambada`, one model after the other."""
     examples, described = cloze_examples(data.source, settings)
     results = {
-        name: measure_lambada(model, examples, settings, data.num_streams, progress)
+        name: measure_lambada(
+            model, examples, settings, data.num_streams, progress, data.decoders[name]
+        )
         for name, model in models.items()
     }
     return replace(_side_by_side(results), data=described)
@@ -98,6 +112,55 @@ def perplexity(
         for name, model in models.items()
     }
     return _side_by_side(results)
+
+
+def generation(
+    models: Models, data: SuiteData, settings: GenerationSettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.generation.generation` with the last model, judged by the first."""
+    name, model = list(models.items())[-1]
+    prompts, described = prompts_of(model, data, settings)
+    groups, left_over = group_prompts(prompts, data.num_streams, settings.limit)
+    decoder = decoder_of(data.decoders[name], settings.decoder)
+    teacher = next(iter(models.values()))
+    result = generate_and_measure(model, teacher, decoder, groups, settings, progress, data.watch)
+    counts = result.counts() | ({"left_over": left_over} if left_over else {})
+    return SuiteOutput(result.metrics(), result.tables(), counts, described)
+
+
+def prompts_of(
+    model: LanguageModel, data: SuiteData, settings: GenerationSettings
+) -> tuple[Sequence[Any], dict[str, Any] | None]:
+    """The prompts that the settings name, or the first words of held-out texts; and whence."""
+    if settings.prompts is not None:
+        return settings.prompts, {"name": "given prompts"}
+    if settings.path is not None:
+        return read_prompts(settings.path), {"name": "prompts", "path": settings.path}
+    check_at_least_one(prompt_tokens=settings.prompt_tokens)
+    length = settings.prompt_tokens
+    prompts = []
+    for group in data.groups(model, data.num_streams, settings.limit):
+        shown = zip(group.input_ids[:, :length], group.attention_mask[:, :length], strict=True)
+        firsts = [ids[mask.bool()].tolist() for ids, mask in shown]
+        prompts.append(
+            [str(model.tokenizer.decode(ids, skip_special_tokens=True)) for ids in firsts]
+        )
+    return prompts, None
+
+
+def decoder_of(decoders: Sequence[Decoder], name: str | None) -> Decoder:
+    """The decoder of that name, or the last one.
+
+    Raises:
+        ValueError: if there is none, with those that there are.
+    """
+    found = {decoder.name: decoder for decoder in decoders}
+    if name is not None and name not in found:
+        raise ValueError(
+            f"suite.decoder={name} does not apply here, there are {', '.join(found)}; guided needs "
+            "guide=NAME, joint and two_head a checkpoint trained with that method"
+        )
+    return decoders[-1] if name is None else found[name]
 
 
 def cloze_examples(
