@@ -13,8 +13,8 @@ from superpose.pipelines import plain
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = [
-    "model", "guide", "streams", "data", "method", "method/optimizer", "method/scheduler", "trainer", "logger",
-    "callbacks", "suite", "experiment", "debug",
+    "model", "guide", "streams", "data", "method", "method/optimizer", "method/scheduler", "trainer",
+    "logger", "callbacks", "suite", "experiment", "debug",
 ]  # fmt: skip
 
 
