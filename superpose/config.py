@@ -257,12 +257,21 @@ class ProgressCallbackConfig:
 
 
 @dataclass
+class TrajectoryCallbackConfig:
+    """Weights alone, as Hugging Face folders, after 0, 1, 2, 4, 8, ... steps and the last."""
+
+    _target_: str = "superpose.methods.callbacks.Trajectory"
+    folder: str = "${output_dir}/trajectory"
+
+
+@dataclass
 class CallbacksConfig:
     """Group ``callbacks``."""
 
     best: CheckpointCallbackConfig = field(default_factory=CheckpointCallbackConfig)
     last: CheckpointCallbackConfig | None = None
     progress: ProgressCallbackConfig | None = field(default_factory=ProgressCallbackConfig)
+    trajectory: TrajectoryCallbackConfig | None = None  # method=pretrain sets it
 
 
 @dataclass
@@ -307,6 +316,28 @@ class PerplexitySettings:
     _target_: str = "superpose.suites.run.perplexity"
     limit: int | None = None  # texts (blocks), the first ones; null is all
     batch_size: int = 16  # texts of one forward pass; no result depends on it
+
+
+@dataclass
+class AdditivitySettings:
+    """``suite=additivity``: is the state of a mixture the sum of its texts' states (eq. 8)?"""
+
+    _target_: str = "superpose.suites.run.additivity"
+    limit: int | None = 64  # groups of N texts, the first ones; null is all
+    batch_size: int = 8  # groups of one forward pass, N + 1 rows each; no result depends on it
+    # hub branches ([step0,step1000]), or steps of the trajectory of a method=pretrain run given as
+    # checkpoint; or all. They are loaded one at a time; null is the model itself
+    revisions: Any = None
+
+
+@dataclass
+class LayerLinearitySettings:
+    """``suite=layer_linearity``: how linear each block is, from its input to its output (App. F)."""
+
+    _target_: str = "superpose.suites.run.layer_linearity"
+    limit: int | None = 128  # texts (blocks), the first ones; null is all
+    batch_size: int = 16  # texts of one forward pass; no result depends on it
+    revisions: Any = None  # as in AdditivitySettings
 
 
 @dataclass
@@ -381,6 +412,8 @@ def register() -> None:
         ("suite", "base_superposition", SuperpositionSettings),
         ("suite", "base_lambada", LambadaSettings),
         ("suite", "base_generation", GenerationSettings),
+        ("suite", "base_additivity", AdditivitySettings),
+        ("suite", "base_layer_linearity", LayerLinearitySettings),
         ("suite", "base_perplexity", PerplexitySettings),
     ):
         store.store(group=group, name=name, node=node)

@@ -28,6 +28,7 @@ from superpose.methods.checkpoints import AtomicCheckpointIO, read_checkpoint
 from superpose.methods.pretrain import Pretrain
 from superpose.models.guides import load_guide, truncated_folder
 from superpose.models.loading import LanguageModel, load
+from superpose.models.revisions import OneAtATime, hub_revisions, run_revisions
 from superpose.reports import live, report, results, tables
 from superpose.reports.sweep import LOG_WIDTH
 from superpose.runs import (
@@ -219,19 +220,22 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     config = plain(cfg)
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     source: DataSource = instantiate(cfg.data)
-    models = load_models(cfg, config, checkpoint)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    models = load_models(cfg, config, checkpoint, device)
     guide = load_guide(config["guide"]) if config["guide"] else None
-    head = checkpoint.decoder(list(models.values())[-1], guide) if checkpoint else None
+    one_by_one = isinstance(models, OneAtATime)  # revisions: nothing to decode
+    head = None
+    if checkpoint is not None and not one_by_one:
+        head = checkpoint.decoder(list(models.values())[-1], guide)
     terminal = Console(stderr=True)
     watch = live.SideBySide(terminal) if terminal.is_terminal else nobody
     data = SuiteData(
         source,
         config["streams"]["num_streams"],
-        decoders=decoders(models, guide, head),
+        decoders={} if one_by_one else decoders(models, guide, head),
         watch=watch,
     )
     name = suite_name(cfg.suite)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         output, elapsed = run_suites({name: cfg.suite}, models, data, device)[name]
     finally:
@@ -241,7 +245,7 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
         suite=name,
         metrics=output.metrics,
         tables=output.tables,
-        model=describe(*models.values()),
+        model=describe_all(models),
         data=output.data or source.describe(),
         config=config,
         counts=output.counts,
@@ -289,9 +293,14 @@ def command() -> str:
 
 
 def load_models(
-    cfg: DictConfig, config: dict[str, Any], checkpoint: Checkpoint | None
-) -> dict[str, LanguageModel]:
-    """The models to measure, the reference first."""
+    cfg: DictConfig, config: dict[str, Any], checkpoint: Checkpoint | None, device: torch.device
+) -> Mapping[str, LanguageModel]:
+    """The models to measure, the reference first; or revisions of one, the earliest first."""
+    revisions = config["suite"].get("revisions")
+    if revisions is not None:
+        if checkpoint is None:
+            return hub_revisions(weights_of(config), revisions, device)
+        return run_revisions(checkpoint.path, revisions, device)
     if checkpoint is None:
         return {"base": load(**weights_of(config))}
     if not checkpoint.has_reference:
@@ -320,7 +329,8 @@ def run_suites(
     device: torch.device,
 ) -> dict[str, tuple[SuiteOutput, float]]:
     """Run suites one after the other; returns output and seconds by name."""
-    modules: list[Any] = [model.model for model in models.values()]
+    lazy = isinstance(models, OneAtATime)  # those go to the device when they are loaded
+    modules: list[Any] = [] if lazy else [model.model for model in models.values()]
     for decoder in itertools.chain(*data.decoders.values()):
         modules += [decoder.guide.model] if decoder.guide is not None else []
         modules += [decoder] if isinstance(decoder, torch.nn.Module) else []
@@ -417,6 +427,13 @@ def close_loggers(failed: bool) -> None:
 def suite_name(node: Any) -> str:
     """``lambada`` of ``superpose.suites.run.lambada``."""
     return str(node._target_).rsplit(".", 1)[-1]
+
+
+def describe_all(models: Mapping[str, LanguageModel]) -> dict[str, Any]:
+    """:func:`describe`; of revisions the last, which is loaded, with the names of all."""
+    if isinstance(models, OneAtATime):
+        return describe(models[list(models)[-1]]) | {"names": list(models)}
+    return describe(*models.values())
 
 
 def describe(*models: LanguageModel) -> dict[str, Any]:

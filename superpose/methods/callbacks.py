@@ -1,9 +1,10 @@
-"""Progress, speed and memory of a training run."""
+"""Progress, speed and memory of a training run; the trajectory it leaves."""
 
 import logging
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -20,6 +21,8 @@ from rich.progress import (
     Progress as RichProgress,
 )
 
+from superpose.methods.base import Method
+from superpose.models.revisions import step_folder
 from superpose.streams.batch import StreamBatch
 
 log = logging.getLogger(__name__)
@@ -145,6 +148,44 @@ class Progress(lightning.Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class Trajectory(lightning.Callback):
+    """Keep the weights after 0, 1, 2, 4, 8, ... optimizer steps and after the last one.
+
+    Each is a Hugging Face folder ``step_0000008``, which ``suite.revisions`` finds again.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """``folder``: where the folders go."""
+        self.folder = Path(folder)
+        self._saved: int | None = None
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """Keep the weights before the first step, unless the run is a resumed one."""
+        if trainer.global_step == 0:
+            self._save(trainer, module)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any,
+        batch: StreamBatch, batch_idx: int,
+    ) -> None:  # fmt: skip
+        """Keep them after a power of two."""
+        if trainer.global_step.bit_count() == 1:
+            self._save(trainer, module)
+
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """Keep the last ones."""
+        self._save(trainer, module)
+
+    def _save(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        step = trainer.global_step
+        if step == self._saved or not trainer.is_global_zero:
+            return  # in the middle of an accumulated step, or another rank
+        assert isinstance(module, Method)
+        module.trained.save_pretrained(self.folder / step_folder(step))
+        module.base.tokenizer.save_pretrained(self.folder / step_folder(step))
+        self._saved = step
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -125,6 +125,35 @@ MEANINGS: dict[str, Meaning] = {
         "nats per token", "lower",
     ),
     "perplexity.ppl": Meaning("exp of it", "", "lower"),
+    "additivity.mean": Meaning(
+        "E_bar (eq. 8): distance of the directions of a mixture's hidden state and of the sum of "
+        "its texts' states, each about its mean, averaged over positions and hidden-state indices",
+        "0 to 2", "lower",
+    ),
+    "additivity.standard_error": Meaning("of E_bar, over hidden-state indices", "", ""),
+    "additivity.trajectory.lowest_step": Meaning(
+        "training step at which E_bar is lowest; in the paper the earliest", "steps", ""
+    ),
+    "additivity.trajectory.rank_correlation": Meaning(
+        "Spearman correlation of E_bar with the training step; the paper's grows throughout, "
+        "which gives 1",
+        "-1 to 1", "",
+    ),
+    "layer_linearity.trajectory.lowest_step": Meaning(
+        "training step at which the mean score is lowest", "steps", ""
+    ),
+    "layer_linearity.trajectory.rank_correlation": Meaning(
+        "Spearman correlation of the mean score with the training step", "-1 to 1", ""
+    ),
+    "layer_linearity.increment.*": Meaning(
+        "the same of what a block adds to its input", "0 to 1", ""
+    ),
+    "layer_linearity.*": Meaning(
+        "share of the variance of a block's output that the best linear map of its input explains "
+        "(Razzhigaev's score), over the very tokens it was fitted to: mean and minimum over blocks, "
+        "means over thirds of the depth",
+        "0 to 1", "",
+    ),
     "generation.single.*": Meaning("the same, each prompt continued alone by the teacher", "", ""),
     "generation.jaccard": Meaning(
         "token-set overlap of the continuations of two streams", "0 to 1", "lower"

@@ -5,14 +5,16 @@ reference (a student's teacher), the last is the one the run is about; its metri
 names of the design, those of the reference beside it begin with ``base.``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from superpose.config import (
+    AdditivitySettings,
     GenerationSettings,
     LambadaSettings,
+    LayerLinearitySettings,
     PerplexitySettings,
     SuperpositionSettings,
 )
@@ -21,13 +23,17 @@ from superpose.data.lambada import ClozeExample, load_lambada, read_lambada
 from superpose.data.sources import DataSource
 from superpose.decoding import Decoder
 from superpose.models.loading import LanguageModel
+from superpose.models.revisions import OneAtATime
+from superpose.suites.additivity import additivity as measure_additivity
 from superpose.suites.batching import check_at_least_one
 from superpose.suites.generation import Watch, group_prompts, nobody, read_prompts
 from superpose.suites.generation import generation as generate_and_measure
 from superpose.suites.lambada import lambada as measure_lambada
+from superpose.suites.layer_linearity import layer_linearity as measure_layer_linearity
 from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
+from superpose.suites.trajectory import growth, trajectory_rows
 
 DEFAULT_GROUPS = 1024  # of a generator without end, where a suite asks for all
 DEFAULT_HUB_EXAMPLES = "EleutherAI/lambada_openai"
@@ -126,6 +132,45 @@ def generation(
     result = generate_and_measure(model, teacher, decoder, groups, settings, progress, data.watch)
     counts = result.counts() | ({"left_over": left_over} if left_over else {})
     return SuiteOutput(result.metrics(), result.tables(), counts, described)
+
+
+def additivity(
+    models: Models, data: SuiteData, settings: AdditivitySettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.additivity.additivity` on held-out groups, model by model."""
+    return _each(measure_additivity, models, data, data.num_streams, settings, progress)
+
+
+def layer_linearity(
+    models: Models, data: SuiteData, settings: LayerLinearitySettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.layer_linearity.layer_linearity` on held-out blocks, model by model."""
+    return _each(measure_layer_linearity, models, data, 1, settings, progress)
+
+
+def _each(
+    measure: Callable[..., Any],
+    models: Models,
+    data: SuiteData,
+    num_streams: int,
+    settings: Any,
+    progress: Progress,
+) -> SuiteOutput:
+    """One suite on each model; revisions of one model (loaded one at a time) as a trajectory."""
+    check_at_least_one(limit=settings.limit, batch_size=settings.batch_size)
+    groups = data.groups(models[next(iter(models))], num_streams, settings.limit)
+    batches = list(batched(groups, settings.batch_size))
+    results = {name: measure(models[name], batches, settings, progress) for name in models}
+    output = _side_by_side(results)
+    if not isinstance(models, OneAtATime):
+        return output
+    rows = trajectory_rows({name: result.summary() for name, result in results.items()})
+    suite = measure.__name__
+    grown = {f"{suite}.trajectory.{key}": value for key, value in growth(rows, "mean").items()}
+    kept = {key: value for key, value in output.metrics.items() if not key.startswith("base.")}
+    return replace(
+        output, metrics=kept | grown, tables={f"{suite}.trajectory": rows} | output.tables
+    )
 
 
 def prompts_of(
