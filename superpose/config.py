@@ -248,6 +248,27 @@ class SuperpositionSettings:
 
 
 @dataclass
+class PatchedLambadaSettings:
+    """``suite.lambada`` of ``suite=attention_patching``."""
+
+    examples: int = 200  # the first ones, an even number; 0 leaves LAMBADA out
+    length: int = 128  # tokens of a context, at most; the left is cut
+    path: str | None = None  # .jsonl as for suite=lambada; null: the data's own cloze set
+
+
+@dataclass
+class AttentionPatchingSettings:
+    """``suite=attention_patching``: mixing against wrong and against scrambled attention."""
+
+    _target_: str = "superpose.suites.run.attention_patching"
+    limit: int | None = 24  # groups of 3 texts, the first ones; null is all
+    batch_size: int = 4  # groups of one forward pass; no result depends on it
+    temperature: float = 1.5  # smoothing of every distribution, for KL only
+    seed: int = 0  # of the permutations
+    lambada: PatchedLambadaSettings = field(default_factory=PatchedLambadaSettings)
+
+
+@dataclass
 class LambadaSettings:
     """``suite=lambada``: predict the last word of a passage, read alone and read mixed."""
 
@@ -319,6 +340,7 @@ def register() -> None:
         ("method/scheduler", "base_plateau", PlateauConfig),
         ("suite", "base_superposition", SuperpositionSettings),
         ("suite", "base_lambada", LambadaSettings),
+        ("suite", "base_attention_patching", AttentionPatchingSettings),
         ("suite", "base_perplexity", PerplexitySettings),
     ):
         store.store(group=group, name=name, node=node)

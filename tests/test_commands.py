@@ -251,7 +251,7 @@ MISTAKES = {
     "utf8": ([*MODEL, "data=text", "data.path=latin.txt"], "latin.txt is not UTF-8"),
     "blocks": (
         [*MODEL, "data=text", "data.path=short.txt", "data.length=2"],
-        "fewer than streams.num",
+        "fewer than the 2 texts of a group",
     ),
     "weights": (["model=pretrained", "model.path=bare"], "no weights (*.safetensors)"),
     "missing": (["checkpoint=nowhere"], "checkpoint=nowhere does not exist"),

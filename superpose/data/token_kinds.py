@@ -47,7 +47,7 @@ FUNCTION_WORDS = frozenset(
     """.split()
 )
 CONTRACTION_TAILS = frozenset("s t d m re ve ll nt em".split())
-APOSTROPHES = "'’"
+APOSTROPHES = ("'", "\u2019")
 
 
 def content_tokens(tokenizer: PreTrainedTokenizerBase) -> Tensor:
@@ -87,8 +87,8 @@ def is_content(text: str) -> bool:
     if len(letters) < 2 or any(character.isdigit() for character in text):
         return False
     before, word = text[: letters[0]], text[letters[0] : letters[-1] + 1]
-    if word.casefold().replace("’", "'") in FUNCTION_WORDS:
+    if word.casefold() in FUNCTION_WORDS:
         return False
-    if before.endswith(tuple(APOSTROPHES)) and word.casefold() in CONTRACTION_TAILS:
+    if before.endswith(APOSTROPHES) and word.casefold() in CONTRACTION_TAILS:
         return False
     return bool(before) or (word[0].isupper() and word[1:].islower())

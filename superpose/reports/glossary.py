@@ -94,6 +94,39 @@ MEANINGS: dict[str, Meaning] = {
         "own logits; what frequent words alone give",
         "share", "",
     ),
+    "attention_patching.share.*": Meaning(
+        "share of positions whose vanilla argmax token is of this kind: predictable (punctuation, "
+        "digits, function words, fragments) or content",
+        "share", "",
+    ),
+    "attention_patching.unrelated_kl_nats": Meaning(
+        "denominator of the ratios: mean smoothed KL(vanilla A || vanilla of an unrelated text)",
+        "nats", "",
+    ),
+    "attention_patching.lambada.*.first_token_accuracy": Meaning(
+        "share of texts whose last word's first token is the argmax: read alone, with the attention "
+        "of another text (donor), mixed with it",
+        "share", "higher",
+    ),
+    "attention_patching.lambada.*.median_rank": Meaning(
+        "median rank of that token", "rank", "lower"
+    ),
+    "attention_patching.*.median_rank": Meaning(
+        "median rank of a text's vanilla argmax token when the pass is disturbed: mixed with another "
+        "text, with that text's attention weights (donor), with its own weights permuted",
+        "rank", "lower",
+    ),
+    "attention_patching.*.top_*": Meaning(
+        "share of those tokens among the first k of the disturbed logits", "share", "higher"
+    ),
+    "attention_patching.*.kl_nats": Meaning(
+        "mean KL(vanilla || disturbed), smoothed (suite.temperature, 1.5 in the paper)",
+        "nats", "lower",
+    ),
+    "attention_patching.*.kl_ratio": Meaning(
+        "that KL over the KL of an unrelated text; 0 is undisturbed, 1 is as far as another text",
+        "ratio of means", "lower",
+    ),
     "lambada.*.first_token_accuracy": Meaning(
         "share of texts whose last word's first token is the argmax", "share", "higher"
     ),

@@ -33,6 +33,12 @@ class FirstToken:
     accuracy: float
     median_rank: float
 
+    @classmethod
+    def of(cls, ranks: Tensor) -> "FirstToken":
+        """From ranks of any shape, at least one."""
+        ranks = ranks.double()
+        return cls(float((ranks == 1).double().mean()), float(ranks.quantile(0.5)))
+
 
 @dataclass(frozen=True)
 class LambadaResult:
@@ -149,9 +155,9 @@ def lambada(
     return LambadaResult(
         accuracy=float(single.correct.double().mean()),
         perplexity=math.exp(float(single.nll.mean())),
-        single=_first_token(single.ranks),
-        mixed=_first_token(mixed.ranks.flatten()),
-        streams=tuple(_first_token(ranks) for ranks in mixed.ranks.unbind(dim=1)),
+        single=FirstToken.of(single.ranks),
+        mixed=FirstToken.of(mixed.ranks.flatten()),
+        streams=tuple(FirstToken.of(ranks) for ranks in mixed.ranks.unbind(dim=1)),
         counts={
             "examples": len(encoded),
             "target_tokens": sum(len(example.target_ids) for example in encoded),
@@ -272,8 +278,3 @@ def _count_ties(logits: Tensor, targets: Tensor) -> int:
     """Targets ``(...)`` whose logit in ``(..., V)`` another token has exactly."""
     own = logits.gather(-1, targets.unsqueeze(-1))
     return int(((logits == own).sum(dim=-1) > 1).sum())
-
-
-def _first_token(ranks: Tensor) -> FirstToken:
-    ranks = ranks.double()
-    return FirstToken(float((ranks == 1).double().mean()), float(ranks.quantile(0.5)))

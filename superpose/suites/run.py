@@ -5,20 +5,31 @@ reference (a student's teacher), the last is the one the run is about; its metri
 names of the design, those of the reference beside it begin with ``base.``.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from superpose.config import LambadaSettings, PerplexitySettings, SuperpositionSettings
+from superpose.config import (
+    AttentionPatchingSettings,
+    LambadaSettings,
+    PatchedLambadaSettings,
+    PerplexitySettings,
+    SuperpositionSettings,
+)
 from superpose.data.datamodule import batched
 from superpose.data.lambada import ClozeExample, load_lambada, read_lambada
 from superpose.data.sources import DataSource
 from superpose.models.loading import LanguageModel
+from superpose.suites.attention_patching import TEXTS
+from superpose.suites.attention_patching import attention_patching as measure_patching
 from superpose.suites.lambada import lambada as measure_lambada
 from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
+
+log = logging.getLogger(__name__)
 
 DEFAULT_GROUPS = 1024  # of a generator without end, where a suite asks for all
 DEFAULT_HUB_EXAMPLES = "EleutherAI/lambada_openai"
@@ -71,6 +82,37 @@ def superposition(
     batches = progress(batched(groups, size), "superposition", -(-len(groups) // size))
     result = measure_superposition(models, batches, settings)
     return SuiteOutput(result.metrics(), result.tables(), result.counts())
+
+
+def attention_patching(
+    models: Models, data: SuiteData, settings: AttentionPatchingSettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.attention_patching.attention_patching` on groups of three texts."""
+    reference = next(iter(models.values()))
+    reference.check_length(data.source.length, "data.length")
+    groups = data.groups(reference, TEXTS, settings.limit)
+    size = settings.batch_size
+    batches = progress(batched(groups, size), "attention patching", -(-len(groups) // size))
+    examples = patched_examples(data.source, settings.lambada)
+    result = measure_patching(models, batches, settings, examples, progress)
+    return SuiteOutput(result.metrics(), result.tables(), result.counts())
+
+
+def patched_examples(
+    source: DataSource, settings: PatchedLambadaSettings
+) -> Sequence[ClozeExample] | None:
+    """The examples of ``suite.lambada.path``, else the data's own cloze set, else None."""
+    if settings.examples == 0:
+        return None
+    if settings.path is not None:
+        return read_lambada(settings.path, "suite.lambada.path")
+    own = source.cloze_examples(settings.examples)
+    if own is None:
+        log.info(
+            "attention patching: the LAMBADA part is left out, for the data has no cloze set; "
+            "give suite.lambada.path=FILE"
+        )
+    return own
 
 
 def lambada(

@@ -28,14 +28,12 @@ from superpose.models.layout import (
 )
 from superpose.models.loading import LanguageModel
 from superpose.streams.batch import StreamBatch
+from superpose.suites.batching import position_chunks
 from superpose.suites.superposition_result import (
     MixedStatistics,
     ReferenceStatistics,
     SuperpositionResult,
 )
-
-# Positions of a row that are measured at a time: as many as keep their N logits within this.
-CHUNK_BYTES = 128 * 2**20
 
 
 def superposition(
@@ -184,8 +182,7 @@ class _Measurement:
         has_next[:-1] = valid[:-1] & valid[1:]
         transported = self._transported(valid)
         vocabulary = self._reference_head.weight.shape[0]
-        size = max(1, CHUNK_BYTES // (4 * vocabulary * len(hidden)))
-        for positions in valid.nonzero().squeeze(1).split(size):
+        for positions in position_chunks(valid, vocabulary * len(hidden)):
             logits = self._reference_head.logits(hidden[:, positions])  # (N, C, V)
             yield _Chunk(
                 positions=positions,
