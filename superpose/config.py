@@ -261,7 +261,7 @@ class AttentionPatchingSettings:
     """``suite=attention_patching``: mixing against wrong and against scrambled attention."""
 
     _target_: str = "superpose.suites.run.attention_patching"
-    limit: int | None = 24  # groups of 3 texts, the first ones; null is all
+    limit: int | None = 48  # groups of 3 texts, the first ones; null is all
     batch_size: int = 4  # groups of one forward pass; no result depends on it
     temperature: float = 1.5  # smoothing of every distribution, for KL only
     seed: int = 0  # of the permutations

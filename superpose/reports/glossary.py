@@ -66,6 +66,19 @@ MEANINGS: dict[str, Meaning] = {
         "probability is above 0.5",
         "rank", "lower",
     ),
+    "superposition.rank.*.share": Meaning(
+        "share of the streams' argmax tokens that are of this kind: predictable (punctuation, "
+        "digits, function words, fragments) or content; aggregates flatter, for most are predictable",
+        "share", "",
+    ),
+    "superposition.rank.*.median": Meaning(
+        "median rank, in the mixed logits, of the streams' argmax tokens of this kind",
+        "rank", "lower",
+    ),
+    "superposition.rank.*.top_*": Meaning(
+        "share of the streams' argmax tokens of this kind among the first k of the mixed logits",
+        "share", "higher",
+    ),
     "superposition.rank.median": Meaning(
         "median rank, in the mixed logits, of each stream's own argmax token; a perfect mixture "
         "of two gives 1 and 2",

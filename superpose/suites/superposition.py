@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from superpose.config import SuperpositionSettings
+from superpose.data.token_kinds import content_tokens
 from superpose.losses.divergences import wasserstein
 from superpose.losses.superposition import (
     StreamMeasures,
@@ -104,6 +105,7 @@ class _Measurement:
         self.models, self.settings = models, settings
         self.reference = next(iter(models.values()))
         self.num_tokens = self.reference.num_tokens
+        self.content = content_tokens(self.reference.tokenizer)
         self.heads = {name: output_head(model.model) for name, model in models.items()}
         _check_vocabularies(self.heads)
         self.embeddings: Tensor | None = None
@@ -235,6 +237,7 @@ class _Measurement:
             chunk.positions.cpu(),
             measures,
             confidence=chunk.streams.confidence,
+            content=self.content[chunk.streams.tokens.cpu()].to(measures.ranks.device),
             ranks_truth=stream_ranks(named, chunk.truth),
         )
         if self.embeddings is not None:
