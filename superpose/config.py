@@ -33,6 +33,13 @@ class StreamsConfig:
 
 
 @dataclass
+class MeasuredStreamsConfig(StreamsConfig):
+    """Group ``streams`` of an evaluation."""
+
+    num_streams: Any = 2  # N, or for suite=superposition a list of them, [2,3,4]
+
+
+@dataclass
 class DataConfig:
     """What all entries of group ``data`` share."""
 
@@ -316,7 +323,7 @@ class EvaluateConfig:
     """``python evaluate.py``: one suite on one model or checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    streams: StreamsConfig = field(default_factory=StreamsConfig)
+    streams: MeasuredStreamsConfig = field(default_factory=MeasuredStreamsConfig)
     data: Any = None
     suite: Any = None
     checkpoint: str | None = None  # a run folder, a .ckpt or an export folder

@@ -35,6 +35,7 @@ from superpose.runs import (
     weights_of,
     with_absolute_paths,
 )
+from superpose.streams.mixing import stream_counts
 from superpose.suites.run import SuiteData, SuiteOutput
 
 log = logging.getLogger(__name__)
@@ -196,8 +197,8 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     config = plain(cfg)
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     source: DataSource = instantiate(cfg.data)
+    data = SuiteData(source, *stream_counts(config["streams"]["num_streams"]))
     models = load_models(cfg, config, checkpoint)
-    data = SuiteData(source, config["streams"]["num_streams"])
     name = suite_name(cfg.suite)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output, elapsed = run_suites({name: cfg.suite}, models, data, device)[name]

@@ -11,13 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from superpose.config import ModelConfig, StreamsConfig, TrainerConfig
 from superpose.methods.checkpoints import read_checkpoint
 from superpose.models.loading import PACKAGED, LanguageModel, load
 from superpose.models.students import student_of
 
 PROVENANCE_FILE = "superpose.json"
-SCHEMAS = {"model": ModelConfig, "streams": StreamsConfig, "trainer": TrainerConfig}
+TYPED = ("model", "streams", "trainer")  # groups whose schema does not change with the choice
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,9 @@ def inherit(
             kept = {key: OmegaConf.select(cfg, key) for key in own}
             value = run[group]
             if isinstance(value, dict):
-                value = OmegaConf.merge(SCHEMAS.get(group, {}), value)
+                value = OmegaConf.merge(
+                    OmegaConf.get_type(cfg, group) if group in TYPED else {}, value
+                )
             merged[group] = value
             for key, value in kept.items():
                 OmegaConf.update(merged, key, value)

@@ -1,59 +1,34 @@
 """Figures, made from the tables of a result or from ``metrics.csv`` alone.
 
 A new figure is a function from the rows of one table to a :class:`Figure`, and a row of
-:data:`FIGURES`. Nothing else in superpose imports matplotlib; no window or global state is used.
+:data:`FIGURES`. Nothing but this module and its parts (``drawing``, ``*_plots``) imports matplotlib;
+no window or global state is used.
 """
 
 import csv
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
 
+from superpose.reports import patching_plots
+from superpose.reports.drawing import (
+    COLOURS,
+    GREY,
+    Row,
+    by_model,
+    column,
+    given,
+    log_ranks,
+    new_axes,
+    new_panels,
+    percent,
+    styled,
+)
 from superpose.reports.results import Result
-
-Row = dict[str, Any]
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# Okabe and Ito's palette: told apart by colour-blind readers, and in this order by lightness.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREY = "#7F7F7F"
-SIZE = (6.0, 3.8)  # inches
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "legend.framealpha": 0.85,
-    "legend.edgecolor": "none",
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "savefig.dpi": 150,
-}
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a drawing function in our style, and leave matplotlib's own settings as they were."""
-
-    @functools.wraps(draw)
-    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return in_style
 
 
 @dataclass(frozen=True)
@@ -67,25 +42,25 @@ class FigureKind:
 @styled
 def rank_cdf(rows: Sequence[Row]) -> Figure:
     """Share of tokens at or above each rank in the mixed logits (Fig. 1)."""
-    figure, axes = _new("Rank of the streams' tokens in the mixed logits")
-    for colour, (model, of_model) in zip(COLOURS, _by_model(rows), strict=False):
+    figure, axes = new_axes("Rank of the streams' tokens in the mixed logits")
+    for colour, (model, of_model) in zip(COLOURS, by_model(rows), strict=False):
         ranks = [row["k"] for row in of_model]
-        axes.plot(ranks, _column(of_model, "argmax"), color=colour, label=f"{model}: argmax")
-        truth = _column(of_model, "ground_truth")
+        axes.plot(ranks, column(of_model, "argmax"), color=colour, label=f"{model}: argmax")
+        truth = column(of_model, "ground_truth")
         axes.plot(ranks, truth, "--", color=colour, label=f"{model}: actual next token")
-    control = [row for row in rows if row["model"] == rows[0]["model"] and _given(row, "control")]
+    control = [row for row in rows if row["model"] == rows[0]["model"] and given(row, "control")]
     if control:
         axes.plot(
             [row["k"] for row in control],
-            _column(control, "control"),
+            column(control, "control"),
             ":",
             color=GREY,
             label="control: another text's token",
         )
-    _log_ranks(axes, "x")
+    log_ranks(axes, "x")
     axes.set_xlim(1, max(row["k"] for row in rows))
     axes.set_xlabel("rank k (1 is best)")
-    _percent(axes, "P(rank ≤ k)")
+    percent(axes, "P(rank ≤ k)")
     axes.legend()
     return figure
 
@@ -93,10 +68,10 @@ def rank_cdf(rows: Sequence[Row]) -> Figure:
 @styled
 def variation_by_position(rows: Sequence[Row]) -> Figure:
     """Total variation distance by position, with its standard error (Fig. 4)."""
-    figure, axes = _new("Distance from the ideal mixture along the text")
-    for colour, (model, of_model) in zip(COLOURS, _by_model(rows), strict=False):
+    figure, axes = new_axes("Distance from the ideal mixture along the text")
+    for colour, (model, of_model) in zip(COLOURS, by_model(rows), strict=False):
         positions = [row["position"] for row in of_model]
-        means = _column(of_model, "total_variation")
+        means = column(of_model, "total_variation")
         errors = [row.get("standard_error") or 0.0 for row in of_model]
         low = [mean - error for mean, error in zip(means, errors, strict=True)]
         high = [mean + error for mean, error in zip(means, errors, strict=True)]
@@ -113,13 +88,13 @@ def variation_by_position(rows: Sequence[Row]) -> Figure:
 @styled
 def confidence_curve(rows: Sequence[Row]) -> Figure:
     """Median rank in the mixed logits by the token's own single-stream probability (Fig. 3)."""
-    figure, axes = _new("Rank by the token's confidence in its own stream")
-    for colour, (model, of_model) in zip(COLOURS, _by_model(rows), strict=False):
+    figure, axes = new_axes("Rank by the token's confidence in its own stream")
+    for colour, (model, of_model) in zip(COLOURS, by_model(rows), strict=False):
         centres = [(row["probability_from"] + row["probability_to"]) / 2 for row in of_model]
-        medians = _column(of_model, "median_rank")
+        medians = column(of_model, "median_rank")
         axes.plot(centres, medians, "o-", markersize=4, color=colour, label=str(model))
-    _counts_below(axes, _by_model(rows)[0][1])
-    _log_ranks(axes, "y")
+    _counts_below(axes, by_model(rows)[0][1])
+    log_ranks(axes, "y")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0.6)
     axes.set_xlabel("single-stream probability of the argmax token")
@@ -146,6 +121,19 @@ FIGURES: dict[str, FigureKind] = {
         "Median rank, in the mixed logits, of the streams' argmax tokens, by the probability that "
         "the stream alone gives them; 1 is best. Grey: tokens counted.",
     ),
+    "superposition.degradation": FigureKind(
+        patching_plots.degradation,
+        "Left: KL of the mixed pass over the KL of unrelated contexts, by the number of texts mixed; "
+        "lower is better. Right: share of the streams' argmax tokens among the first 10 of the mixed "
+        "logits, all tokens and content words alone; higher is better.",
+    ),
+    "attention_patching.ranks": FigureKind(
+        patching_plots.patching_ranks,
+        "Median rank of a text's vanilla argmax token when its pass is disturbed: mixed with another "
+        "text, under that text's attention weights (donor), with its own weights permuted; 1 is "
+        "undisturbed. Predictable tokens (punctuation, digits, function words, fragments) and content "
+        "words apart.",
+    ),
 }
 
 
@@ -162,10 +150,8 @@ def training_curve(metrics_csv: str | Path) -> Figure | None:
     panels = [names for names in (losses, shares) if names]
     if not panels:
         return None
-    figure = Figure(figsize=(SIZE[0] * (1.5 if len(panels) > 1 else 1), SIZE[1]))
-    FigureCanvasAgg(figure)
-    for index, names in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), index)
+    figure, all_axes = new_panels("Training", len(panels))
+    for axes, names in zip(all_axes, panels, strict=True):
         colours = COLOURS if names is losses else COLOURS[2:]
         for colour, name in zip(colours, names, strict=False):
             steps, values = zip(*series[name], strict=True)
@@ -175,7 +161,6 @@ def training_curve(metrics_csv: str | Path) -> Figure | None:
         axes.set_ylabel("nats per position" if names is losses else "ratio or share")
         axes.set_ylim(bottom=0)
         axes.legend()
-    figure.suptitle("Training", x=0.01, ha="left", fontsize=11)
     figure.tight_layout()
     return figure
 
@@ -215,14 +200,6 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Software": None}, bbox_inches="tight")
 
 
-def _new(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=SIZE)
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title)
-    return figure, axes
-
-
 def _counts_below(axes: Axes, rows: Sequence[Row]) -> None:
     """Write above the x axis how many tokens each point stands for."""
     for row in rows:
@@ -235,29 +212,3 @@ def _counts_below(axes: Axes, rows: Sequence[Row]) -> None:
             "textcoords": "offset points",
         }
         axes.annotate(text, place, (0, 3), xycoords=("data", "axes fraction"), **style)
-
-
-def _by_model(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    models = dict.fromkeys(row["model"] for row in rows)
-    return [(model, [row for row in rows if row["model"] == model]) for model in models]
-
-
-def _column(rows: Sequence[Row], name: str) -> list[float]:
-    return [float("nan") if row[name] is None else float(row[name]) for row in rows]
-
-
-def _given(row: Row, name: str) -> bool:
-    return row.get(name) is not None
-
-
-def _log_ranks(axes: Axes, which: str) -> None:
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.grid(which="minor", visible=False)
-
-
-def _percent(axes: Axes, label: str) -> None:
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel(label)

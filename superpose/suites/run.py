@@ -28,6 +28,7 @@ from superpose.suites.lambada import lambada as measure_lambada
 from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
+from superpose.suites.superposition_result import degradation
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +53,27 @@ class SuiteOutput:
     data: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
 class SuiteData:
     """What a suite may measure on: held-out groups of a source, N texts each."""
 
-    source: DataSource
-    num_streams: int
-    split: str = "test"
+    def __init__(self, source: DataSource, *stream_counts: int, split: str = "test") -> None:
+        """Bind a source to the numbers of streams asked for, in order."""
+        self.source, self.stream_counts, self.split = source, stream_counts, split
+
+    @property
+    def num_streams(self) -> int:
+        """N, for a suite that measures one.
+
+        Raises:
+            ValueError: if several were asked for.
+        """
+        if len(self.stream_counts) > 1:
+            raise ValueError(
+                f"streams.num_streams={list(self.stream_counts)} is for suite=superposition, other "
+                "suites measure one number of texts; run them with -m streams.num_streams="
+                + ",".join(map(str, self.stream_counts))
+            )
+        return self.stream_counts[0]
 
     def groups(self, model: LanguageModel, num_streams: int, limit: int | None) -> list[Any]:
         """At most ``limit`` held-out groups, tokenised for ``model``; all of them for None."""
@@ -74,14 +89,24 @@ Models = Mapping[str, LanguageModel]
 def superposition(
     models: Models, data: SuiteData, settings: SuperpositionSettings, progress: Progress
 ) -> SuiteOutput:
-    """:func:`superpose.suites.superposition.superposition` on held-out groups."""
+    """:func:`superpose.suites.superposition.superposition` on held-out groups.
+
+    Of several numbers of streams the first has the metrics and the detailed tables, and
+    ``superposition.degradation`` compares all of them.
+    """
     reference = next(iter(models.values()))
     reference.check_length(data.source.length, "data.length")
-    groups = data.groups(reference, data.num_streams, settings.limit)
     size = settings.batch_size
-    batches = progress(batched(groups, size), "superposition", -(-len(groups) // size))
-    result = measure_superposition(models, batches, settings)
-    return SuiteOutput(result.metrics(), result.tables(), result.counts())
+    results = []
+    for count in data.stream_counts:
+        groups = data.groups(reference, count, settings.limit)
+        described = "superposition" if count == data.stream_counts[0] else f"{count} streams"
+        batches = progress(batched(groups, size), described, -(-len(groups) // size))
+        results.append(measure_superposition(models, batches, settings))
+    tables = results[0].tables()
+    if len(results) > 1:
+        tables = {"superposition.degradation": degradation(results)} | tables
+    return SuiteOutput(results[0].metrics(), tables, results[0].counts())
 
 
 def attention_patching(

@@ -1,5 +1,6 @@
 """Statistics and result of ``suite=superposition``: metrics and tables, nothing measured here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,11 @@ from superpose.suites.statistics import (
 )
 
 TOP_K = (1, 5, 10, 50, 100)  # Fig. 1
+# Columns of the table of several numbers of streams (Table 11)
+DEGRADATION = (
+    "model", "num_streams", "kl_nats", "kl_ratio", "js_ratio", "wasserstein_ratio", "rank.median",
+    "rank.top_1", "rank.top_10", "rank.content.median", "rank.content.top_10",
+)  # fmt: skip
 KIND_TOP_K = (1, 10)  # of predictable and of content tokens
 CONTROL_TOP_K = (3, 10, 100)  # Appendix B
 CONFIDENCE_BINS = 10  # of equal width over 0..1 (Fig. 3)
@@ -184,7 +190,7 @@ class SuperpositionResult:
 
     def tables(self) -> dict[str, list[Row]]:
         """``superposition.{summary, rank_by_kind, rank_cdf, by_position, confidence, control}``."""
-        tables = {
+        tables: dict[str, list[Row]] = {
             "superposition.summary": [
                 {"model": name, "num_streams": self.num_streams} | self._summary(model)
                 for name, model in self.models.items()
@@ -297,6 +303,14 @@ class SuperpositionResult:
             for index, histogram in enumerate(model.by_confidence)
             if histogram.total
         ]
+
+
+def degradation(results: Sequence[SuperpositionResult]) -> list[Row]:
+    """Table 11: one row a model and number of streams, models in order."""
+    rows = [row for result in results for row in result.tables()["superposition.summary"]]
+    names = list(results[0].models)
+    rows.sort(key=lambda row: names.index(row["model"]))  # stable: N stays in the given order
+    return [{column: row[column] for column in DEGRADATION} for row in rows]
 
 
 def _of_kind(model: MixedStatistics, kind: str) -> Row:
