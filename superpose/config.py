@@ -46,6 +46,13 @@ class StreamsConfig:
 
 
 @dataclass
+class MeasuredStreamsConfig(StreamsConfig):
+    """Group ``streams`` of an evaluation."""
+
+    num_streams: Any = 2  # N, or for suite=superposition a list of them, [2,3,4]
+
+
+@dataclass
 class DataConfig:
     """What all entries of group ``data`` share."""
 
@@ -290,6 +297,27 @@ class SuperpositionSettings:
 
 
 @dataclass
+class PatchedLambadaSettings:
+    """``suite.lambada`` of ``suite=attention_patching``."""
+
+    examples: int = 200  # the first ones, an even number; 0 leaves LAMBADA out
+    length: int = 128  # tokens of a context, at most; the left is cut
+    path: str | None = None  # .jsonl as for suite=lambada; null: the data's own cloze set
+
+
+@dataclass
+class AttentionPatchingSettings:
+    """``suite=attention_patching``: mixing against wrong and against scrambled attention."""
+
+    _target_: str = "superpose.suites.run.attention_patching"
+    limit: int | None = 48  # groups of 3 texts, the first ones; null is all
+    batch_size: int = 4  # groups of one forward pass; no result depends on it
+    temperature: float = 1.5  # smoothing of every distribution, for KL only
+    seed: int = 0  # of the permutations
+    lambada: PatchedLambadaSettings = field(default_factory=PatchedLambadaSettings)
+
+
+@dataclass
 class LambadaSettings:
     """``suite=lambada``: predict the last word of a passage, read alone and read mixed."""
 
@@ -385,7 +413,7 @@ class EvaluateConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     guide: GuideConfig | None = None  # for guided decoding; a checkpoint brings its own
-    streams: StreamsConfig = field(default_factory=StreamsConfig)
+    streams: MeasuredStreamsConfig = field(default_factory=MeasuredStreamsConfig)
     data: Any = None
     suite: Any = None
     checkpoint: str | None = None  # a run folder, a .ckpt or an export folder
@@ -414,6 +442,7 @@ def register() -> None:
         ("suite", "base_generation", GenerationSettings),
         ("suite", "base_additivity", AdditivitySettings),
         ("suite", "base_layer_linearity", LayerLinearitySettings),
+        ("suite", "base_attention_patching", AttentionPatchingSettings),
         ("suite", "base_perplexity", PerplexitySettings),
     ):
         store.store(group=group, name=name, node=node)

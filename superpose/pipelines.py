@@ -40,6 +40,7 @@ from superpose.runs import (
     weights_of,
     with_absolute_paths,
 )
+from superpose.streams.mixing import stream_counts
 from superpose.suites.generation import nobody
 from superpose.suites.run import SuiteData, SuiteOutput
 
@@ -219,6 +220,7 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     cfg = with_absolute_paths(measuring_all(cfg, checkpoint, overrides))
     config = plain(cfg)
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
+    counts = stream_counts(config["streams"]["num_streams"])
     source: DataSource = instantiate(cfg.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = load_models(cfg, config, checkpoint, device)
@@ -231,7 +233,7 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     watch = live.SideBySide(terminal) if terminal.is_terminal else nobody
     data = SuiteData(
         source,
-        config["streams"]["num_streams"],
+        *counts,
         decoders={} if one_by_one else decoders(models, guide, head),
         watch=watch,
     )

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from superpose.config import GuideConfig, ModelConfig, StreamsConfig, TrainerConfig
+from superpose.config import GuideConfig
 from superpose.decoding import Decoder, JointContrastive, TwoHead
 from superpose.methods.checkpoints import read_checkpoint
 from superpose.models.layout import output_head
@@ -22,12 +22,7 @@ from superpose.models.students import student_of
 
 PROVENANCE_FILE = "superpose.json"
 HEAD_FILE = "two_head.safetensors"  # mixers and heads, beside the backbone
-SCHEMAS = {
-    "model": ModelConfig,
-    "guide": GuideConfig,
-    "streams": StreamsConfig,
-    "trainer": TrainerConfig,
-}
+TYPED = ("model", "guide", "streams", "trainer")  # their schema does not change with the choice
 TRAINED = ("model.", "student.", "backbone.")  # where a .ckpt keeps the trained model
 HEAD = "head."  # and mixers and heads of method=two_head
 
@@ -256,7 +251,10 @@ def inherit(
             kept = {key: OmegaConf.select(cfg, key) for key in own}
             value = run.get(group)
             if isinstance(value, dict):
-                value = OmegaConf.merge(SCHEMAS.get(group, {}), value)
+                schema: Any = {}
+                if group in TYPED:  # a guide that is null has no type of its own
+                    schema = GuideConfig if group == "guide" else OmegaConf.get_type(cfg, group)
+                value = OmegaConf.merge(schema, value)
             merged[group] = value
             for key, value in kept.items():
                 OmegaConf.update(merged, key, value)

@@ -87,7 +87,7 @@ def test_evaluating_the_checkpoint_gives_what_training_reported(trained, tmp_pat
     )
 
 
-@pytest.mark.parametrize("suite", ["superposition", "lambada", "perplexity"])
+@pytest.mark.parametrize("suite", ["superposition", "lambada", "perplexity", "attention_patching"])
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_every_suite_on_the_base_model(tmp_path, suite, num_streams):
     ok("evaluate.py", f"suite={suite}", "suite.limit=6", f"streams.num_streams={num_streams}",
@@ -96,6 +96,47 @@ def test_every_suite_on_the_base_model(tmp_path, suite, num_streams):
     assert results["suite"] == suite
     assert results["metrics"]
     assert (tmp_path / "out" / "report.md").is_file()
+
+
+def test_several_numbers_of_streams_in_one_run(trained, tmp_path):
+    ok("evaluate.py", "suite.limit=2", "suite.wasserstein_positions=1", f"checkpoint={trained}",
+       "streams.num_streams=[3,2]", "hydra.run.dir=out", cwd=tmp_path)  # fmt: skip
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = results["tables"]["superposition.degradation"]
+    measured = [(row["model"], row["num_streams"]) for row in rows]
+    assert measured == [("base", 3), ("base", 2), ("checkpoint", 3), ("checkpoint", 2)]
+    # the plain metrics are those of the first
+    assert results["metrics"]["superposition.kl_ratio"] == rows[2]["kl_ratio"]
+    for row in rows[2:]:
+        ok("evaluate.py", "suite.limit=2", "suite.wasserstein_positions=1", f"checkpoint={trained}",
+           f"streams.num_streams={row['num_streams']}", "hydra.run.dir=one", cwd=tmp_path)  # fmt: skip
+        alone = json.loads((tmp_path / "one" / "results.json").read_text())
+        assert alone["metrics"]["superposition.kl_ratio"] == row["kl_ratio"]
+        assert "superposition.degradation" not in alone["tables"]
+    assert (tmp_path / "out" / "figures" / "superposition_degradation.png").is_file()
+
+
+def test_attention_patching_of_a_checkpoint(trained, tmp_path):
+    ok("evaluate.py", "suite=attention_patching", "suite.limit=2", "suite.lambada.examples=4",
+       f"checkpoint={trained}", "hydra.run.dir=out", cwd=tmp_path)  # fmt: skip
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    tables = results["tables"]
+    assert [row["setup"] for row in tables["attention_patching.ranks"]] == [
+        "mixing", "donor", "permutation", "mixing_checkpoint",
+    ]  # fmt: skip
+    assert len(tables["attention_patching.lambada"]) == 4
+    assert results["counts"]["lambada_examples"] == 4
+    assert (tmp_path / "out" / "figures" / "attention_patching_ranks.png").is_file()
+
+
+def test_attention_patching_without_cloze_examples(place):
+    (place / "long.txt").write_text(" w1 w2 w3 w4" * 20, encoding="utf-8")
+    done = ok("evaluate.py", *MODEL, "suite=attention_patching", "data=text", "data.path=long.txt",
+              "data.length=8", "suite.lambada.length=32", "hydra.run.dir=out", cwd=place)  # fmt: skip
+    assert "the LAMBADA part is left out, for the data has no cloze set" in done.stdout
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert results["counts"]["lambada_examples"] == 0
+    assert "attention_patching.lambada" not in results["tables"]
 
 
 def test_own_keys_lie_over_those_of_the_run(trained, tmp_path):
@@ -251,7 +292,7 @@ MISTAKES = {
     "utf8": ([*MODEL, "data=text", "data.path=latin.txt"], "latin.txt is not UTF-8"),
     "blocks": (
         [*MODEL, "data=text", "data.path=short.txt", "data.length=2"],
-        "fewer than streams.num",
+        "fewer than the 2 texts of a group",
     ),
     "weights": (["model=pretrained", "model.path=bare"], "no weights (*.safetensors)"),
     "missing": (["checkpoint=nowhere"], "checkpoint=nowhere does not exist"),
@@ -304,6 +345,27 @@ def test_an_unknown_key_is_named(place):
             "suite.limit must be at least 1, or null for all, got 0",
         ),
         (["checkpoint=model"], "checkpoint=model has neither superpose.json"),
+        (["streams.num_streams=[2,2]"], "a list of different ones such as [2,3,4], got [2, 2]"),
+        (["streams.num_streams=[2,0]"], "streams.num_streams must be at least 1, got 0"),
+        (["streams.num_streams=two"], "streams.num_streams must be a number of texts, or a list"),
+        (
+            ["suite=lambada", "streams.num_streams=[2,3]"],
+            "streams.num_streams=[2, 3] is for suite=superposition, other suites measure one",
+        ),
+        (
+            [
+                *MODEL,
+                "suite=attention_patching",
+                "data=text",
+                "data.path=short.txt",
+                "data.length=2",
+            ],
+            "fewer than the 3 texts of a group",
+        ),
+        (
+            ["suite=attention_patching", "suite.lambada.path=none.jsonl", "suite.limit=1"],
+            "suite.lambada.path=none.jsonl is not a file",
+        ),
     ],
 )
 def test_mistakes_in_evaluation_end_with_one_sentence(place, arguments, message):

@@ -172,7 +172,7 @@ def test_epochs_regroup_and_repeat_by_seed():
 
 def test_fewer_blocks_than_streams():
     with pytest.raises(
-        ValueError, match=r"gives 3 blocks of 2 tokens, fewer than streams.num_streams=4"
+        ValueError, match=r"gives 3 blocks of 2 tokens, fewer than the 4 texts of a group"
     ):
         EpochGroups(table_of([3]), 4, seed=0)
 

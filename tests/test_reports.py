@@ -41,6 +41,15 @@ def suite_tables() -> dict:
             for name, scale in models.items() for b in range(10)
         ],
         "superposition.control": [{"model": "base", "top_3": 0.01, "median": 900.0, "pairs": 12}],
+        "superposition.degradation": [
+            {"model": name, "num_streams": n, "kl_ratio": 0.2 * n / scale, "rank.top_10": 1 / n,
+             "rank.content.top_10": None if n == 4 else 0.5 / n}
+            for name, scale in models.items() for n in (2, 3, 4)
+        ],
+        "attention_patching.ranks": [
+            {"setup": setup, "predictable.median_rank": rank / 10, "content.median_rank": rank}
+            for setup, rank in (("mixing", 280.0), ("donor", 110.0), ("mixing_checkpoint", 5.0))
+        ],
     }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from superpose.suites.superposition import superposition
 from superpose.suites.superposition_result import TOP_K, curve_ranks
 
 NUM_TOKENS, VOCABULARY, LENGTH, NUM_GROUPS = 101, 108, 6, 5  # logits wider than the tokenizer
+NUM_PREDICTABLE = 40
 SETTINGS = SuperpositionSettings(limit=None, batch_size=2, top_k=5, wasserstein_positions=None)
 
 
@@ -43,9 +44,11 @@ def tiny_llama(seed: int) -> LanguageModel:
         tie_word_embeddings=False,
         initializer_range=0.3,  # logits far from uniform
     )
-    words = {f"w{index}": index for index in range(NUM_TOKENS)}
+    # ids below 40 are predictable (the numbers are no words), the others content
+    words = {str(index) if index < NUM_PREDICTABLE else "w" * (index - 30): index
+             for index in range(NUM_TOKENS)}  # fmt: skip
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0"
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), unk_token="0"
     )
     return LanguageModel(LlamaForCausalLM(config).eval(), tokenizer, f"llama-{seed}")
 
@@ -118,7 +121,7 @@ def reference_measures(base: LanguageModel, other: LanguageModel, batch: StreamB
     table = base.model.get_input_embeddings().weight.detach().double().numpy()
     found: dict[str, Any] = {name: [] for name in (
         "kl", "kl1", "js", "w", "tvd", "pair_kl", "pair_js", "pair_w", "rank", "truth", "control",
-        "overlap", "confidence",
+        "overlap", "confidence", "content",
     )}  # fmt: skip
     by_position: dict[int, list[float]] = {}
     for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True):
@@ -149,6 +152,7 @@ def reference_measures(base: LanguageModel, other: LanguageModel, batch: StreamB
                 token = int(single[t, :NUM_TOKENS].argmax())
                 found["rank"].append(rank(mixed[t], token))
                 found["confidence"].append(plain[n][token])
+                found["content"].append(token >= NUM_PREDICTABLE)
                 if t + 1 < LENGTH and valid[t + 1]:
                     found["truth"].append(rank(mixed[t], int(ids[n, t + 1])))
     return found | {"by_position": by_position}
@@ -177,6 +181,14 @@ def test_equals_plain_loops(base, checkpoint, num_streams):
             **{f"rank.top_{k}": np.mean(ranks <= k) for k in TOP_K},
             **{f"rank_truth.top_{k}": np.mean(truth <= k) for k in TOP_K},
         }
+        content = np.array(expected["content"])
+        for kind, chosen in (("content", content), ("predictable", ~content)):
+            named |= {
+                f"rank.{kind}.share": np.mean(chosen),
+                f"rank.{kind}.median": np.median(ranks[chosen]),
+                f"rank.{kind}.top_1": np.mean(ranks[chosen] <= 1),
+                f"rank.{kind}.top_10": np.mean(ranks[chosen] <= 10),
+            }
         for name, value in named.items():
             found = metrics[f"{prefix}superposition.{name}"]
             assert found == pytest.approx(value, rel=2e-5, abs=1e-7), name
@@ -188,6 +200,10 @@ def test_equals_plain_loops(base, checkpoint, num_streams):
         if len(confident):
             found = metrics[f"{prefix}superposition.rank.median_confident"]
             assert found == np.median(confident)
+        split_rows = result.tables()["superposition.rank_by_kind"]
+        assert [(row["model"], row["kind"]) for row in split_rows] == list(
+            itertools.product(["base", "checkpoint"], ["predictable", "content"])
+        )
         rows = result.tables()["superposition.by_position"]
         for row in rows:
             if row["model"] == ("base" if prefix else "checkpoint"):

@@ -66,8 +66,8 @@ class EpochGroups:
         if len(table) < num_streams:
             raise ValueError(
                 f"{key} gives {len(table)} blocks of {table.ids.shape[1]} tokens, fewer than "
-                f"streams.num_streams={num_streams}; give more text, a shorter data.length or "
-                "fewer streams"
+                f"the {num_streams} texts of a group (streams.num_streams, or what the suite "
+                "needs); give more text or a shorter data.length"
             )
         self.table, self.num_streams, self.seed = table, num_streams, seed
         self._epoch = -1

@@ -49,11 +49,15 @@ class EncodedExample:
         return _drop_left(self.context_ids, length, self.num_bos)
 
 
-def read_lambada(path: str | Path) -> list[ClozeExample]:
+def read_lambada(path: str | Path, key: str = "suite.path") -> list[ClozeExample]:
     """Read cloze examples from a local .jsonl file, one JSON object a line.
 
     A line is ``{"text"}``, split before its last word, or ``{"context", "continuation"}``. Empty
     lines are skipped.
+
+    Args:
+        path: the file.
+        key: of the config that names it, for errors.
 
     Raises:
         ValueError: one sentence with file and line number - for a missing, empty or non-UTF-8 file,
@@ -62,16 +66,18 @@ def read_lambada(path: str | Path) -> list[ClozeExample]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(
-            f"suite.path={path} is not a file; give a .jsonl file with one {FORMS} a line, "
+            f"{key}={path} is not a file; give a .jsonl file with one {FORMS} a line, "
             "or leave it out to read suite.dataset from the hub"
         )
     examples = []
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                examples.append(_example(_parse(line, f"{path}, line {number}"), path, number))
+                examples.append(
+                    _example(_parse(line, f"{key}={path}, line {number}"), path, number)
+                )
     if not examples:
-        raise ValueError(f"suite.path={path} is empty; expected one {FORMS} a line")
+        raise ValueError(f"{key}={path} is empty; expected one {FORMS} a line")
     return examples
 
 
@@ -207,11 +213,11 @@ def _parse(line: bytes, where: str) -> Any:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"suite.path={where} is not UTF-8 (byte {error.object[error.start]:#x}); "
+            f"{where} is not UTF-8 (byte {error.object[error.start]:#x}); "
             "convert the file, for example with iconv -f latin1 -t utf-8"
         ) from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"suite.path={where} is no JSON: {error}; expected {FORMS}") from None
+        raise ValueError(f"{where} is no JSON: {error}; expected {FORMS}") from None
 
 
 def _example(row: Any, source: str | Path, number: int) -> ClozeExample:

@@ -66,6 +66,19 @@ MEANINGS: dict[str, Meaning] = {
         "probability is above 0.5",
         "rank", "lower",
     ),
+    "superposition.rank.*.share": Meaning(
+        "share of the streams' argmax tokens that are of this kind: predictable (punctuation, "
+        "digits, function words, fragments) or content; aggregates flatter, for most are predictable",
+        "share", "",
+    ),
+    "superposition.rank.*.median": Meaning(
+        "median rank, in the mixed logits, of the streams' argmax tokens of this kind",
+        "rank", "lower",
+    ),
+    "superposition.rank.*.top_*": Meaning(
+        "share of the streams' argmax tokens of this kind among the first k of the mixed logits",
+        "share", "higher",
+    ),
     "superposition.rank.median": Meaning(
         "median rank, in the mixed logits, of each stream's own argmax token; a perfect mixture "
         "of two gives 1 and 2",
@@ -93,6 +106,39 @@ MEANINGS: dict[str, Meaning] = {
         "frequency control: share of another stream's next tokens among the first k of a stream's "
         "own logits; what frequent words alone give",
         "share", "",
+    ),
+    "attention_patching.share.*": Meaning(
+        "share of positions whose vanilla argmax token is of this kind: predictable (punctuation, "
+        "digits, function words, fragments) or content",
+        "share", "",
+    ),
+    "attention_patching.unrelated_kl_nats": Meaning(
+        "denominator of the ratios: mean smoothed KL(vanilla A || vanilla of an unrelated text)",
+        "nats", "",
+    ),
+    "attention_patching.lambada.*.first_token_accuracy": Meaning(
+        "share of texts whose last word's first token is the argmax: read alone, with the attention "
+        "of another text (donor), mixed with it",
+        "share", "higher",
+    ),
+    "attention_patching.lambada.*.median_rank": Meaning(
+        "median rank of that token", "rank", "lower"
+    ),
+    "attention_patching.*.median_rank": Meaning(
+        "median rank of a text's vanilla argmax token when the pass is disturbed: mixed with another "
+        "text, with that text's attention weights (donor), with its own weights permuted",
+        "rank", "lower",
+    ),
+    "attention_patching.*.top_*": Meaning(
+        "share of those tokens among the first k of the disturbed logits", "share", "higher"
+    ),
+    "attention_patching.*.kl_nats": Meaning(
+        "mean KL(vanilla || disturbed), smoothed (suite.temperature, 1.5 in the paper)",
+        "nats", "lower",
+    ),
+    "attention_patching.*.kl_ratio": Meaning(
+        "that KL over the KL of an unrelated text; 0 is undisturbed, 1 is as far as another text",
+        "ratio of means", "lower",
     ),
     "lambada.*.first_token_accuracy": Meaning(
         "share of texts whose last word's first token is the argmax", "share", "higher"

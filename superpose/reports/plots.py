@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from superpose.reports import depth_plots
+from superpose.reports import depth_plots, patching_plots
 from superpose.reports.drawing import (
     COLOURS,
     GREY,
@@ -137,6 +137,19 @@ FIGURES: dict[str, FigureKind] = {
         "Share of the variance of a block's output that the best linear map of its input explains "
         "(solid), and of what the block adds to it (dashed); 1 is linear. The paper finds a U: high "
         "in early blocks, about 0.65 in the middle, above 0.95 in the last third.",
+    ),
+    "superposition.degradation": FigureKind(
+        patching_plots.degradation,
+        "Left: KL of the mixed pass over the KL of unrelated contexts, by the number of texts mixed; "
+        "lower is better. Right: share of the streams' argmax tokens among the first 10 of the mixed "
+        "logits, all tokens and content words alone; higher is better.",
+    ),
+    "attention_patching.ranks": FigureKind(
+        patching_plots.patching_ranks,
+        "Median rank of a text's vanilla argmax token when its pass is disturbed: mixed with another "
+        "text, under that text's attention weights (donor), with its own weights permuted; 1 is "
+        "undisturbed. Predictable tokens (punctuation, digits, function words, fragments) and content "
+        "words apart.",
     ),
 }
 

@@ -1,5 +1,8 @@
 """Weights of the streams and the mixed input embeddings (eq. 1 of arXiv 2609.29845)."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,6 +58,24 @@ def draw_weights(
     kept_stream = torch.randint(num_streams, (num_rows,), generator=generator)
     one_hot = torch.nn.functional.one_hot(kept_stream, num_streams).float()
     return torch.where(retained[:, None], one_hot, weights)
+
+
+def stream_counts(num_streams: object) -> tuple[int, ...]:
+    """The numbers of streams that an evaluation is asked for: one, or a list of different ones.
+
+    Raises:
+        ValueError: for anything else, or a number below 1.
+    """
+    counts: list[Any] = list(num_streams) if isinstance(num_streams, Iterable) else [num_streams]
+    whole = all(isinstance(count, int) and not isinstance(count, bool) for count in counts)
+    if not whole or not counts or len(set(counts)) < len(counts):
+        raise ValueError(
+            "streams.num_streams must be a number of texts, or a list of different ones such as "
+            f"[2,3,4], got {num_streams}"
+        )
+    for count in counts:
+        check_weights(count, "uniform", retention=0.0)
+    return tuple(counts)
 
 
 def check_weights(num_streams: int, distribution: str, retention: float) -> None:

@@ -2,11 +2,26 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+# Positions of a row that are measured at a time: as many as keep their logits within this.
+CHUNK_BYTES = 128 * 2**20
+
 
 def batches_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Row numbers in batches of like lengths, the longest first: little padding, early failure."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def position_chunks(valid: Tensor, logits_each: int) -> Sequence[Tensor]:
+    """The true positions of ``valid (T,)``, in runs whose logits fit into memory.
+
+    Args:
+        valid: bool.
+        logits_each: float32 logits that are held at once for each position.
+    """
+    return valid.nonzero().squeeze(1).split(max(1, CHUNK_BYTES // (4 * logits_each)))
 
 
 def check_at_least_one(**settings: int | None) -> None:

@@ -5,16 +5,19 @@ reference (a student's teacher), the last is the one the run is about; its metri
 names of the design, those of the reference beside it begin with ``base.``.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from superpose.config import (
     AdditivitySettings,
+    AttentionPatchingSettings,
     GenerationSettings,
     LambadaSettings,
     LayerLinearitySettings,
+    PatchedLambadaSettings,
     PerplexitySettings,
     SuperpositionSettings,
 )
@@ -25,6 +28,8 @@ from superpose.decoding import Decoder
 from superpose.models.loading import LanguageModel
 from superpose.models.revisions import OneAtATime
 from superpose.suites.additivity import additivity as measure_additivity
+from superpose.suites.attention_patching import TEXTS
+from superpose.suites.attention_patching import attention_patching as measure_patching
 from superpose.suites.batching import check_at_least_one
 from superpose.suites.generation import Watch, group_prompts, nobody, read_prompts
 from superpose.suites.generation import generation as generate_and_measure
@@ -33,7 +38,10 @@ from superpose.suites.layer_linearity import layer_linearity as measure_layer_li
 from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
+from superpose.suites.superposition_result import degradation
 from superpose.suites.trajectory import growth, trajectory_rows
+
+log = logging.getLogger(__name__)
 
 DEFAULT_GROUPS = 1024  # of a generator without end, where a suite asks for all
 DEFAULT_HUB_EXAMPLES = "EleutherAI/lambada_openai"
@@ -56,16 +64,44 @@ class SuiteOutput:
     data: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
 class SuiteData:
     """What a suite may measure on: held-out groups of a source, N texts each."""
 
-    source: DataSource
-    num_streams: int
-    split: str = "test"
-    # by model: how its streams are told apart - raw, guided where there is a guide, trained head
-    decoders: Mapping[str, Sequence[Decoder]] = field(default_factory=dict)
-    watch: Watch = nobody  # sees continuations grow
+    def __init__(
+        self,
+        source: DataSource,
+        *stream_counts: int,
+        split: str = "test",
+        decoders: Mapping[str, Sequence[Decoder]] | None = None,
+        watch: Watch = nobody,
+    ) -> None:
+        """Bind a source to the numbers of streams asked for, in order.
+
+        Args:
+            source: the texts.
+            stream_counts: N, once or several times.
+            split: of the source.
+            decoders: by model, how its streams are told apart: raw, guided where there is a guide,
+                a trained head.
+            watch: sees continuations grow.
+        """
+        self.source, self.stream_counts, self.split = source, stream_counts, split
+        self.decoders, self.watch = decoders or {}, watch
+
+    @property
+    def num_streams(self) -> int:
+        """N, for a suite that measures one.
+
+        Raises:
+            ValueError: if several were asked for.
+        """
+        if len(self.stream_counts) > 1:
+            raise ValueError(
+                f"streams.num_streams={list(self.stream_counts)} is for suite=superposition, other "
+                "suites measure one number of texts; run them with -m streams.num_streams="
+                + ",".join(map(str, self.stream_counts))
+            )
+        return self.stream_counts[0]
 
     def groups(self, model: LanguageModel, num_streams: int, limit: int | None) -> list[Any]:
         """At most ``limit`` held-out groups, tokenised for ``model``; all of them for None."""
@@ -81,14 +117,55 @@ Models = Mapping[str, LanguageModel]
 def superposition(
     models: Models, data: SuiteData, settings: SuperpositionSettings, progress: Progress
 ) -> SuiteOutput:
-    """:func:`superpose.suites.superposition.superposition` on held-out groups."""
+    """:func:`superpose.suites.superposition.superposition` on held-out groups.
+
+    Of several numbers of streams the first has the metrics and the detailed tables, and
+    ``superposition.degradation`` compares all of them.
+    """
     reference = next(iter(models.values()))
     reference.check_length(data.source.length, "data.length")
-    groups = data.groups(reference, data.num_streams, settings.limit)
     size = settings.batch_size
-    batches = progress(batched(groups, size), "superposition", -(-len(groups) // size))
-    result = measure_superposition(models, batches, settings)
+    results = []
+    for count in data.stream_counts:
+        groups = data.groups(reference, count, settings.limit)
+        described = "superposition" if count == data.stream_counts[0] else f"{count} streams"
+        batches = progress(batched(groups, size), described, -(-len(groups) // size))
+        results.append(measure_superposition(models, batches, settings))
+    tables = results[0].tables()
+    if len(results) > 1:
+        tables = {"superposition.degradation": degradation(results)} | tables
+    return SuiteOutput(results[0].metrics(), tables, results[0].counts())
+
+
+def attention_patching(
+    models: Models, data: SuiteData, settings: AttentionPatchingSettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.attention_patching.attention_patching` on groups of three texts."""
+    reference = next(iter(models.values()))
+    reference.check_length(data.source.length, "data.length")
+    groups = data.groups(reference, TEXTS, settings.limit)
+    size = settings.batch_size
+    batches = progress(batched(groups, size), "attention patching", -(-len(groups) // size))
+    examples = patched_examples(data.source, settings.lambada)
+    result = measure_patching(models, batches, settings, examples, progress)
     return SuiteOutput(result.metrics(), result.tables(), result.counts())
+
+
+def patched_examples(
+    source: DataSource, settings: PatchedLambadaSettings
+) -> Sequence[ClozeExample] | None:
+    """The examples of ``suite.lambada.path``, else the data's own cloze set, else None."""
+    if settings.examples == 0:
+        return None
+    if settings.path is not None:
+        return read_lambada(settings.path, "suite.lambada.path")
+    own = source.cloze_examples(settings.examples)
+    if own is None:
+        log.info(
+            "attention patching: the LAMBADA part is left out, for the data has no cloze set; "
+            "give suite.lambada.path=FILE"
+        )
+    return own
 
 
 def lambada(

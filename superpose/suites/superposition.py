@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from superpose.config import SuperpositionSettings
+from superpose.data.token_kinds import content_tokens
 from superpose.losses.divergences import wasserstein
 from superpose.losses.superposition import (
     StreamMeasures,
@@ -28,14 +29,12 @@ from superpose.models.layout import (
 )
 from superpose.models.loading import LanguageModel
 from superpose.streams.batch import StreamBatch
+from superpose.suites.batching import position_chunks
 from superpose.suites.superposition_result import (
     MixedStatistics,
     ReferenceStatistics,
     SuperpositionResult,
 )
-
-# Positions of a row that are measured at a time: as many as keep their N logits within this.
-CHUNK_BYTES = 128 * 2**20
 
 
 def superposition(
@@ -106,6 +105,7 @@ class _Measurement:
         self.models, self.settings = models, settings
         self.reference = next(iter(models.values()))
         self.num_tokens = self.reference.num_tokens
+        self.content = content_tokens(self.reference.tokenizer)
         self.heads = {name: output_head(model.model) for name, model in models.items()}
         _check_vocabularies(self.heads)
         self.embeddings: Tensor | None = None
@@ -184,8 +184,7 @@ class _Measurement:
         has_next[:-1] = valid[:-1] & valid[1:]
         transported = self._transported(valid)
         vocabulary = self._reference_head.weight.shape[0]
-        size = max(1, CHUNK_BYTES // (4 * vocabulary * len(hidden)))
-        for positions in valid.nonzero().squeeze(1).split(size):
+        for positions in position_chunks(valid, vocabulary * len(hidden)):
             logits = self._reference_head.logits(hidden[:, positions])  # (N, C, V)
             yield _Chunk(
                 positions=positions,
@@ -238,6 +237,7 @@ class _Measurement:
             chunk.positions.cpu(),
             measures,
             confidence=chunk.streams.confidence,
+            content=self.content[chunk.streams.tokens.cpu()].to(measures.ranks.device),
             ranks_truth=stream_ranks(named, chunk.truth),
         )
         if self.embeddings is not None:

@@ -1,11 +1,13 @@
 """Statistics and result of ``suite=superposition``: metrics and tables, nothing measured here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from superpose.data.token_kinds import KINDS
 from superpose.losses.superposition import MixtureMeasures, StreamMeasures
 from superpose.suites.statistics import (
     SMALLEST_DENOMINATOR,
@@ -17,6 +19,12 @@ from superpose.suites.statistics import (
 )
 
 TOP_K = (1, 5, 10, 50, 100)  # Fig. 1
+# Columns of the table of several numbers of streams (Table 11)
+DEGRADATION = (
+    "model", "num_streams", "kl_nats", "kl_ratio", "js_ratio", "wasserstein_ratio", "rank.median",
+    "rank.top_1", "rank.top_10", "rank.content.median", "rank.content.top_10",
+)  # fmt: skip
+KIND_TOP_K = (1, 10)  # of predictable and of content tokens
 CONTROL_TOP_K = (3, 10, 100)  # Appendix B
 CONFIDENCE_BINS = 10  # of equal width over 0..1 (Fig. 3)
 CURVE_POINTS_PER_DECADE = 8
@@ -95,6 +103,7 @@ class MixedStatistics:
         """Start empty."""
         self.groups = GroupSums()
         self.ranks, self.ranks_truth = RankHistogram(num_tokens), RankHistogram(num_tokens)
+        self.by_kind = {kind: RankHistogram(num_tokens) for kind in KINDS}
         self.by_confidence = [RankHistogram(num_tokens) for _ in range(CONFIDENCE_BINS)]
         self.total_variation, self.kl = PositionMoments(length), PositionMoments(length)
 
@@ -107,9 +116,18 @@ class MixedStatistics:
         positions: Tensor,
         measures: MixtureMeasures,
         confidence: Tensor,
+        content: Tensor,
         ranks_truth: Tensor,
     ) -> None:
-        """C positions ``(C,)`` of the current group, with ``confidence (N, C)`` of the streams."""
+        """Some positions of the current group.
+
+        Args:
+            positions: ``(C,)``.
+            measures: of them.
+            confidence: ``(N, C)`` single-stream probability of each stream's argmax token.
+            content: ``(N, C)`` bool, whether that token is a content word.
+            ranks_truth: ``(N, C')`` ranks of the next tokens.
+        """
         assert measures.js_smooth_nats is not None
         self.groups.add("kl_tau1_nats", total(measures.kl_nats))
         self.groups.add("kl_smooth_nats", total(measures.kl_smooth_nats))
@@ -119,6 +137,8 @@ class MixedStatistics:
         self.kl.add(positions, measures.kl_smooth_nats)
         self.ranks.add(measures.ranks)
         self.ranks_truth.add(ranks_truth)
+        self.by_kind["content"].add(measures.ranks[content])
+        self.by_kind["predictable"].add(measures.ranks[~content])
         bins = (confidence * CONFIDENCE_BINS).long().clamp_max(CONFIDENCE_BINS - 1)
         for index, histogram in enumerate(self.by_confidence):
             histogram.add(measures.ranks[bins == index])
@@ -169,11 +189,16 @@ class SuperpositionResult:
         return {key: float(value) for key, value in found.items() if value is not None}
 
     def tables(self) -> dict[str, list[Row]]:
-        """``superposition.{summary, rank_cdf, by_position, confidence, control}``."""
-        tables = {
+        """``superposition.{summary, rank_by_kind, rank_cdf, by_position, confidence, control}``."""
+        tables: dict[str, list[Row]] = {
             "superposition.summary": [
                 {"model": name, "num_streams": self.num_streams} | self._summary(model)
                 for name, model in self.models.items()
+            ],
+            "superposition.rank_by_kind": [
+                {"model": name, "kind": kind} | _of_kind(model, kind)
+                for name, model in self.models.items()
+                for kind in KINDS
             ],
             "superposition.rank_cdf": self._rank_cdf(),
             "superposition.by_position": self._by_position(),
@@ -216,6 +241,8 @@ class SuperpositionResult:
             row[f"{name}.median"] = histogram.median()
             row |= {f"{name}.top_{k}": histogram.share_within(k) for k in TOP_K}
         row["rank.median_confident"] = model.confident().median()
+        for kind in KINDS:
+            row |= {f"rank.{kind}.{key}": value for key, value in _of_kind(model, kind).items()}
         return row
 
     def _mean(self, model: MixedStatistics, name: str, count: str) -> Estimate | None:
@@ -276,6 +303,21 @@ class SuperpositionResult:
             for index, histogram in enumerate(model.by_confidence)
             if histogram.total
         ]
+
+
+def degradation(results: Sequence[SuperpositionResult]) -> list[Row]:
+    """Table 11: one row a model and number of streams, models in order."""
+    rows = [row for result in results for row in result.tables()["superposition.summary"]]
+    names = list(results[0].models)
+    rows.sort(key=lambda row: names.index(row["model"]))  # stable: N stays in the given order
+    return [{column: row[column] for column in DEGRADATION} for row in rows]
+
+
+def _of_kind(model: MixedStatistics, kind: str) -> Row:
+    """Ranks of the argmax tokens of one kind, and their share of all."""
+    histogram = model.by_kind[kind]
+    row: Row = {"share": histogram.total / model.ranks.total, "median": histogram.median()}
+    return row | {f"top_{k}": histogram.share_within(k) for k in KIND_TOP_K}
 
 
 def curve_ranks(num_tokens: int) -> list[int]:
