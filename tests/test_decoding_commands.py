@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_script
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from superpose.models.loading import PACKAGED
 
@@ -18,7 +18,7 @@ QUICK = [
     "suites.perplexity.limit=2",
 ]  # fmt: skip
 LAMBADA = ["suite=lambada", "suite.limit=8", "suite.continuation_groups=0"]
-METHODS = {
+METHODS = {  # by run: its decoder, its overrides
     "joint_contrastive": ("joint", []),
     "posthoc": ("joint", ["method.freeze_backbone=true"]),
     "two_head": ("two_head", []),
@@ -53,7 +53,8 @@ def test_a_run_reports_its_decoder(runs: dict[str, Path], name: str) -> None:
     assert f"lambada.{decoder}.stream_2.first_token_accuracy" in found["metrics"]
     assert ("lambada.guided.accuracy" in found["metrics"]) == (decoder == "joint")
     told = json.loads((runs[name] / "export" / "superpose.json").read_text())
-    assert (told["method"], told["num_streams"]) == (METHODS[name][0].replace("joint", "joint_contrastive"), 2)  # fmt: skip
+    assert told["method"] == ("TwoHead" if name == "two_head" else "JointContrastive")
+    assert told["num_streams"] == 2
     header = (runs[name] / "metrics.csv").read_text().splitlines()[0]
     if decoder == "joint":
         assert {"fingerprint", "path"} <= set(told["guide"])
@@ -105,23 +106,102 @@ def test_generation_of_a_checkpoint(runs: dict[str, Path], tmp_path: Path, name:
     found = result_of(tmp_path / "out")
     rows = found["tables"]["generation.continuations"]
     assert [row["stream"] for row in rows] == [1, 2]
-    assert all(row["continuation"] for row in rows)
+    assert all(row[METHODS[name][0]] for row in rows)
     assert 0 <= found["metrics"]["generation.jaccard"] <= 1
     assert found["metrics"]["generation.nll_nats"] > 0
 
 
-@pytest.mark.parametrize("name", ["joint_contrastive", "two_head"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_resuming_is_the_straight_run_to_the_bit(
-    tmp_path: Path, name: str, accumulate: int
+PROMPTS = ["Tom had a red ball.", "Anna saw the big dog in the garden."]
+
+
+def test_generation_with_a_guide_that_nobody_trained(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    common = ["suite=generation", "suite.max_new_tokens=5"]
+    run_script("evaluate.py", *common, "guide=tiny", "suite.path=prompts.txt", "hydra.run.dir=file",
+               cwd=tmp_path).check()  # fmt: skip
+    run_script("evaluate.py", *common, "guide=tiny", f"suite.prompts={json.dumps(PROMPTS)}",
+               "hydra.run.dir=given", cwd=tmp_path).check()  # fmt: skip
+    file, given = result_of(tmp_path / "file"), result_of(tmp_path / "given")
+    assert file["metrics"] == given["metrics"]
+    rows = file["tables"]["generation.continuations"]
+    assert [row["prompt"] for row in rows] == PROMPTS
+    assert rows[0]["guided"] != rows[1]["guided"]
+
+
+def test_sampling_is_repeated_by_its_seed(tmp_path: Path) -> None:
+    common = ["suite=generation", "guide=tiny", f"suite.prompts={json.dumps(PROMPTS)}",
+              "suite.max_new_tokens=8", "suite.do_sample=true", "suite.top_p=0.95"]  # fmt: skip
+    texts = []
+    for seed in (1, 1, 2):
+        run_script("evaluate.py", *common, f"suite.seed={seed}", "hydra.run.dir=out",
+                   cwd=tmp_path).check()  # fmt: skip
+        rows = result_of(tmp_path / "out")["tables"]["generation.continuations"]
+        texts.append([row["guided"] for row in rows])
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["suite.prompts=[one]"], "needs at least 2 prompts, got 1"),
+        (['suite.prompts=["one",""]'], "empty"),
+        (["suite.path=none.txt"], "none.txt"),
+        (["suite.max_new_tokens=4000"], "max_new_tokens"),
+        (["suite.decoder=joint"], "suite.decoder=joint does not apply"),
+        (["guide=truncated", "guide.path=FOLDER", "guide.num_blocks=2"], "method=pretrain"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
+    folder = str(PACKAGED["tiny"])
+    arguments = [argument.replace("FOLDER", folder) for argument in arguments]
+    prompts = [] if arguments[0].startswith(("suite.prompts", "suite.path")) else [
+        f"suite.prompts={json.dumps(PROMPTS)}"
+    ]  # fmt: skip
+    done = run_script("evaluate.py", "suite=generation", *prompts, *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stdout
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_another_number_of_streams_is_refused(
+    runs: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    common = [f"trainer.accumulate_grad_batches={accumulate}", "trainer.val_check_interval=2"]
-    straight = train(tmp_path, name, *common, "trainer.max_steps=4")
-    shutil.move(straight, tmp_path / "straight")
-    # the schedule is the whole run's, which stops in the middle
-    half = train(tmp_path, name, *common, "trainer.max_steps=4", "+trainer.limit_train_batches=1.0",
-                 "callbacks.stop={_target_: superpose_test_callbacks.StopAt, step: 2}") \
-        if False else train(tmp_path, name, *common, "trainer.max_steps=2",
-                            "method/scheduler=constant")  # fmt: skip
-    shutil.move(half, tmp_path / "half")
-    del straight, half
+    done = run_script("evaluate.py", *LAMBADA, f"checkpoint={runs[name]}", "streams.num_streams=3",
+                      cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1
+    assert "3" in done.stdout
+    assert "num_streams" in done.stdout
+
+
+def test_a_guide_whose_tokens_are_shuffled_is_refused(tmp_path: Path) -> None:
+    shuffled = tmp_path / "guide"
+    shutil.copytree(PACKAGED["tiny-guide"], shuffled)
+    file = shuffled / "tokenizer.json"
+    told = json.loads(file.read_text())
+    vocab = told["model"]["vocab"]
+    first, second = list(vocab)[100:102]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(told))
+    done = run_script("train.py", "method=joint_contrastive", *QUICK, "guide=pretrained",
+                      f"guide.path={shuffled}", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1
+    assert "token" in done.stdout
+
+
+def test_a_truncated_guide_is_trained_once_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUPERPOSE_CACHE", str(tmp_path / "cache"))
+    folder = str(PACKAGED["tiny"])
+    few = ["suites.superposition=null", "suites.lambada=null"]
+    run_script("train.py", "model=truncated", f"model.path={folder}", "model.num_blocks=2",
+               "method=pretrain", "debug=one_step", "trainer.accelerator=cpu", *few,
+               cwd=tmp_path).check()  # fmt: skip
+    run_script("evaluate.py", *LAMBADA, "guide=truncated", "guide.num_blocks=2", f"guide.path={folder}",
+               "hydra.run.dir=out", cwd=tmp_path).check()  # fmt: skip
+    assert "lambada.guided.accuracy" in result_of(tmp_path / "out")["metrics"]
+    done = run_script("evaluate.py", *LAMBADA, "guide=truncated", "guide.num_blocks=1",
+                      f"guide.path={folder}", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1
+    assert "model.num_blocks=1" in done.stdout

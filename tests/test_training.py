@@ -17,8 +17,10 @@ from superpose.data.sources import LocalText
 from superpose.methods import schedules
 from superpose.methods.callbacks import Progress
 from superpose.methods.checkpoints import AtomicCheckpointIO, read_checkpoint
+from superpose.methods.joint_contrastive import JointContrastive
 from superpose.methods.pretrain import Pretrain
 from superpose.methods.self_distillation import SelfDistillation
+from superpose.methods.two_head import TwoHead
 from superpose.models.layout import mixed_hidden, output_head
 from superpose.models.loading import LanguageModel
 from superpose.streams.batch import StreamBatch
@@ -55,6 +57,26 @@ def distillation(model: LanguageModel | None = None, scheduler=schedules.constan
     )
 
 
+def guide() -> LanguageModel:
+    return word_model(seed=5)
+
+
+def method_named(name: str, scheduler=schedules.constant):
+    shared = {"monitor": "val/nll_nats", "optimizer": adamw, "scheduler": scheduler}
+    if name == "distillation":
+        return distillation(scheduler=scheduler)
+    if name == "pretrain":
+        return Pretrain(word_model(), **shared)
+    if name == "two_head":
+        return TwoHead(word_model(), num_streams=2, head_lr=1e-2, **shared)
+    return JointContrastive(
+        word_model(), head_lr=1e-2, guide=guide(), freeze_backbone=name == "posthoc", **shared
+    )
+
+
+METHODS = ("distillation", "pretrain", "joint_contrastive", "posthoc", "two_head")
+
+
 def fit(method, data, max_steps, folder=None, accumulate=1, interval=None, **settings):
     """Train as the pipeline does; returns the trainer."""
     interval = (interval or max_steps) * accumulate
@@ -85,7 +107,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def weights_of(method) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in method.trained.parameters()])
+    return torch.cat([p.detach().flatten() for p in method.parameters() if p.requires_grad])
 
 
 class FirstGradient(lightning.Callback):
@@ -97,27 +119,21 @@ class FirstGradient(lightning.Callback):
         pass
 
     def on_before_zero_grad(self, trainer, pl_module, optimizer):
-        grads = [p.grad.flatten() for p in pl_module.trained.parameters() if p.grad is not None]
+        grads = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
         if self.gradient is None and grads:
             self.gradient = torch.cat(grads).clone()
 
 
 @pytest.mark.parametrize("packing", ["concat", "document"])
-@pytest.mark.parametrize("method_of", ["distillation", "pretrain"])
-def test_accumulation_does_not_change_the_gradient(source_folder, packing, method_of):
+@pytest.mark.parametrize("name", METHODS)
+def test_accumulation_does_not_change_the_gradient(source_folder, packing, name):
     if packing == "document":  # documents of unequal length: masks differ between batches
         for document in range(60):
             text = "".join(f" w{k}" for k in range(document % 7 + 1))
             (source_folder / f"short{document}.txt").write_text(text, encoding="utf-8")
 
     def gradient(batch_size: int, accumulate: int) -> torch.Tensor:
-        if method_of == "distillation":
-            method = distillation()
-        else:
-            method = Pretrain(
-                word_model(), monitor="val/nll_nats", optimizer=adamw, scheduler=schedules.constant
-            )
-        keeper = FirstGradient()
+        method, keeper = method_named(name), FirstGradient()
         # retention is drawn per batch: without it both cuts see the same weights
         data = datamodule(source_folder, batch_size, packing)
         data.weights, data.retention = "uniform", 0.0
@@ -128,6 +144,44 @@ def test_accumulation_does_not_change_the_gradient(source_folder, packing, metho
     whole, in_parts = gradient(8, 1), gradient(2, 4)
     assert whole.abs().max() > 1e-3
     torch.testing.assert_close(in_parts, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_joint_contrastive_gradient_is_that_of_the_plain_formula(source_folder):
+    """Eq. 7 in float64 for N = 2: backbone, alpha and beta."""
+    keeper, data = FirstGradient(), datamodule(source_folder)
+    data.weights, data.retention = "uniform", 0.0
+    batch = next(iter(data.train_dataloader()))
+    fit(method_named("joint_contrastive"), data, 2, callbacks=[keeper])
+    model, small = word_model().model.double(), guide().model.double()
+    alpha, beta = (torch.ones((), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    mixed = model.get_input_embeddings()(batch.input_ids).mean(1)
+    num_tokens = word_model().num_tokens  # the logits are wider: padding rows are no tokens
+    large = model(inputs_embeds=mixed).logits[:, :-1, :num_tokens]
+    with torch.no_grad():
+        own = [small(input_ids=batch.input_ids[:, n]).logits[:, :-1, :num_tokens] for n in range(2)]
+    losses = [
+        torch.nn.functional.cross_entropy(
+            (large + alpha * own[n] - beta * own[1 - n]).flatten(0, 1),
+            batch.input_ids[:, n, 1:].flatten(),
+        )
+        for n in range(2)
+    ]
+    (sum(losses) / 2).backward()
+    expected = [alpha.grad, beta.grad, *(q.grad for q in model.parameters() if q.grad is not None)]
+    flat = torch.cat([g.flatten() for g in expected])
+    assert keeper.gradient.shape == flat.shape
+    assert alpha.grad.abs() > 1e-4
+    torch.testing.assert_close(keeper.gradient.double(), flat, rtol=1e-3, atol=1e-6)
+
+
+def test_two_head_balances_by_the_losses_of_the_last_step(source_folder):
+    """G.2: EMA 0.99 from the first loss on, weights of power 5 in [0.1, 10] after 100 steps."""
+    method = method_named("two_head")
+    fit(method, datamodule(source_folder), 3)
+    assert method.balance().tolist() == [1.0, 1.0]  # still warming up
+    assert (method.average > 0).all()
+    state = method.state_dict()
+    assert torch.equal(state["average"], method.average)
 
 
 def test_gradient_is_that_of_the_plain_formula(source_folder):
@@ -251,20 +305,23 @@ def eager_plateau(*args, **kwargs):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("scheduler", [schedules.linear, eager_plateau])
+@pytest.mark.parametrize(
+    ("name", "scheduler"),
+    [("distillation", eager_plateau), *((name, schedules.linear) for name in METHODS)],
+)
 def test_a_resumed_run_is_the_straight_run_to_the_bit(
-    source_folder, tmp_path, accumulate, scheduler
+    source_folder, tmp_path, accumulate, name, scheduler
 ):
-    straight = distillation(scheduler=scheduler)
+    straight = method_named(name, scheduler)
     fit(straight, datamodule(source_folder), 8, tmp_path / "a", accumulate, interval=4)
-    half = distillation(scheduler=scheduler)
+    half = method_named(name, scheduler)
     stop = StopAt(4)
     fit(
         half, datamodule(source_folder), 8, tmp_path / "b", accumulate, interval=4, callbacks=[stop]
     )
     assert half.global_step == 4
     assert not torch.equal(weights_of(half), weights_of(straight))
-    resumed = distillation(scheduler=scheduler)
+    resumed = method_named(name, scheduler)
     fit(
         resumed, datamodule(source_folder), 8, tmp_path / "c", accumulate, interval=4,
         ckpt_path=tmp_path / "b" / "last.ckpt",
@@ -274,7 +331,7 @@ def test_a_resumed_run_is_the_straight_run_to_the_bit(
 
     def held_out(folder):
         rows = read_csv(tmp_path / folder / "metrics.csv")
-        return [row["val/kl_nats"] for row in rows if row["val/kl_nats"]]
+        return [row[straight.monitor] for row in rows if row[straight.monitor]]
 
     assert held_out("c") == held_out("a")[1:]
 
