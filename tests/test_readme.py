@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from superpose import config
+from superpose.cli import several_suites
 from superpose.pipelines import plain
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +19,8 @@ SOURCES = (
     "conf/train.yaml",
     "conf/evaluate.yaml",
     "superpose/models/tiny_weights/README.md",
+    "superpose/models/tiny_guide_weights/README.md",
+    *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").glob("*.md"))),
     *(
         str(file.relative_to(ROOT))
         for file in sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -40,10 +43,13 @@ def test_command_composes(script, arguments):
     if any(word in ("--help", "[GROUP=NAME", "suite=NAME", "key=a,b") for word in words):
         return
     overrides = [word for word in words if word not in ("-m", "&&", "pytest")]
+    overrides = several_suites(overrides)
     # a sweep's lists: the first value of each
     overrides = [
-        f"{key}={value if value.startswith(('[', chr(39))) else value.split(',')[0]}"
-        for key, _, value in (word.partition("=") for word in overrides)
+        key
+        if not sign
+        else f"{key}={value if value.startswith(('[', chr(39))) else value.split(',')[0]}"
+        for key, sign, value in (word.partition("=") for word in overrides)
     ]
     filled = [word for word in overrides if "experiment=" not in word or "smollm2" not in word]
     if len(filled) < len(overrides) and not any("model.path" in word for word in overrides):

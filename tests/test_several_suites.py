@@ -36,7 +36,7 @@ def test_two_suites_in_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     loaded = []
     real = loading.load
     monkeypatch.setattr(
-        "superpose.pipelines.load", lambda **given: loaded.append(given) or real(**given)
+        "superpose.pipelines.evaluation.load", lambda **given: loaded.append(given) or real(**given)
     )
     run_script("evaluate.py", "suite=[superposition,additivity]", *SMALL, "hydra.run.dir=both",
                cwd=tmp_path).check()  # fmt: skip
