@@ -1,5 +1,6 @@
 """The most memory that a piece of work takes, above what was in use before it."""
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Callable
@@ -24,9 +25,9 @@ def peak_memory_bytes(work: Callable[[], object], device: torch.device) -> int |
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        allocated = torch.cuda.memory_allocated(device)
         work()
-        return torch.cuda.max_memory_allocated(device) - before
+        return torch.cuda.max_memory_allocated(device) - allocated
     counting = device.type == "cpu" and _reset_peak()
     before = _status_bytes("VmRSS") if counting else None
     work()
@@ -36,10 +37,10 @@ def peak_memory_bytes(work: Callable[[], object], device: torch.device) -> int |
 
 def _reset_peak() -> bool:
     """Give freed pages back, lest reused ones go uncounted, and forget the peak so far."""
-    try:
+    with contextlib.suppress(
+        OSError, AttributeError, TypeError
+    ):  # not glibc: it may hold some back
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError, TypeError):
-        pass  # not glibc: its allocator may hold pages back
     try:
         (PROCESS / "clear_refs").write_text(RESET_PEAK)
     except OSError:
