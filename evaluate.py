@@ -1,6 +1,7 @@
 """Evaluate: ``python evaluate.py suite=NAME [checkpoint=RUN] [key=value ...]``; see ``--help``."""
 
 import os
+import sys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # before any tokenizer: workers fork
 
@@ -23,4 +24,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = cli.several_suites(sys.argv[1:])
     main()

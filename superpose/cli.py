@@ -23,6 +23,31 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
+def several_suites(arguments: list[str]) -> list[str]:
+    """Command-line arguments with ``suite=[A,B]`` as Hydra's ``+suite@suites.A=A +suite@...``.
+
+    Hydra would merge the entries of a list into one node; each needs a node of its own, as in
+    training: ``suites.A.limit=8``. Exits with one sentence if a key then names no suite.
+    """
+    lists = [argument for argument in arguments if argument.startswith("suite=[")]
+    if not lists:
+        return arguments
+    names = [
+        name.strip(" '\"") for name in lists[-1].removeprefix("suite=[").rstrip("]").split(",")
+    ]
+    ambiguous = [argument for argument in arguments if argument.lstrip("+~").startswith("suite.")]
+    if ambiguous or "" in names or len(set(names)) < len(names):
+        what = ambiguous[0] if ambiguous else lists[-1]
+        raise SystemExit(
+            f"error: {what}: give each suite once, suite=[superposition,perplexity], and the keys "
+            f"of one of them as suites.{names[0] or 'NAME'}.KEY=VALUE"
+        )
+    chosen = [f"+suite@suites.{name}={name}" for name in names]
+    at = arguments.index(lists[0])
+    others = [argument for argument in arguments[at:] if argument not in lists]
+    return [*arguments[:at], "~suite", *chosen, *others]
+
+
 def run_job(function: Callable[[], Result]) -> Result:
     """Run one job of Hydra's, alone or in a sweep.
 

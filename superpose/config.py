@@ -423,13 +423,14 @@ class TrainConfig:
 
 @dataclass
 class EvaluateConfig:
-    """``python evaluate.py``: one suite on one model or checkpoint."""
+    """``python evaluate.py``: suites on one model or checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     guide: GuideConfig | None = None  # for guided decoding; a checkpoint brings its own
     streams: MeasuredStreamsConfig = field(default_factory=MeasuredStreamsConfig)
     data: Any = None
     suite: Any = None
+    suites: dict[str, Any] = field(default_factory=dict)  # of suite=[NAME,NAME], by name
     checkpoint: str | None = None  # a run folder, a .ckpt or an export folder
     seed: int = 0
     output_dir: str | None = None  # the run's folder; Hydra's, unless called from Python

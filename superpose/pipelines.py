@@ -197,7 +197,8 @@ def finish_training(
         elapsed_seconds=time.perf_counter() - started,
         command=command(),
     )
-    conclude(folder, result)
+    write_all(folder, [result])
+    show(folder, [result])
 
 
 def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]:
@@ -223,40 +224,47 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     counts = stream_counts(config["streams"]["num_streams"])
     source: DataSource = instantiate(cfg.data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    models = load_models(cfg, config, checkpoint, device)
+    suites = chosen_suites(cfg)
+    models = load_models(config, checkpoint, device)
     guide = load_guide(config["guide"]) if config["guide"] else None
-    one_by_one = isinstance(models, OneAtATime)  # revisions: nothing to decode
-    head = None
-    if checkpoint is not None and not one_by_one:
-        head = checkpoint.decoder(list(models.values())[-1], guide)
+    head = None if checkpoint is None else checkpoint.decoder(list(models.values())[-1], guide)
     terminal = Console(stderr=True)
     watch = live.SideBySide(terminal) if terminal.is_terminal else nobody
-    data = SuiteData(
-        source,
-        *counts,
-        decoders={} if one_by_one else decoders(models, guide, head),
-        watch=watch,
-    )
-    name = suite_name(cfg.suite)
+    told_apart = decoders(models, guide, head)
+    data = SuiteData(source, *counts, decoders=told_apart, watch=watch)
+    folder = Path(cfg.output_dir)
+    found: list[results.Result] = []
     try:
-        output, elapsed = run_suites({name: cfg.suite}, models, data, device)[name]
+        for name, node in suites.items():
+            measured = revisions_of(config, checkpoint, node.get("revisions"), device) or models
+            output, elapsed = run_suites({name: node}, measured, data, device)[name]
+            found.append(
+                results.build(
+                    suite=name,
+                    metrics=output.metrics,
+                    tables=output.tables,
+                    model=describe_all(measured),
+                    data=output.data or source.describe(),
+                    config=config,
+                    counts=output.counts,
+                    seed=config["seed"],
+                    elapsed_seconds=elapsed,
+                    command=command(),
+                )
+            )
+            write_all(folder, found)  # after each suite: a later one that fails costs only itself
     finally:
         if isinstance(watch, live.SideBySide):
             watch.stop()
-    result = results.build(
-        suite=name,
-        metrics=output.metrics,
-        tables=output.tables,
-        model=describe_all(models),
-        data=output.data or source.describe(),
-        config=config,
-        counts=output.counts,
-        seed=config["seed"],
-        elapsed_seconds=elapsed,
-        command=command(),
-    )
-    conclude(Path(cfg.output_dir), result)
-    return output.metrics
+    show(folder, found)
+    return {key: value for result in found for key, value in result["metrics"].items()}
+
+
+def chosen_suites(cfg: DictConfig) -> dict[str, Any]:
+    """The one of ``suite=NAME``, or those of ``suite=[NAME,NAME]``, by name."""
+    if cfg.suite is not None:
+        return {suite_name(cfg.suite): cfg.suite}
+    return {name: node for name, node in cfg.suites.items() if node is not None}
 
 
 def measuring_all(
@@ -271,15 +279,20 @@ def measuring_all(
     return cfg
 
 
-def conclude(folder: Path, result: results.Result) -> None:
-    """Write results.json, figures and report.md; show the table and where everything lies."""
-    results.write(folder / results.FILE_NAME, result)
-    report.write_report(folder, [results.read(folder)])
+def write_all(folder: Path, found: list[results.Result]) -> None:
+    """Write results.json, of several suites as one, the figures and report.md."""
+    results.write(folder / results.FILE_NAME, results.merged(found))
+    report.write_report(folder, found)
+
+
+def show(folder: Path, found: list[results.Result]) -> None:
+    """Show the tables and where everything lies."""
     width = None if sys.stdout.isatty() else LOG_WIDTH
     console = Console(width=width)
-    tables.print_results(console, [result])
-    if rows := result["tables"].get("generation.continuations"):
-        console.print(live.continuations_table(rows))
+    tables.print_results(console, found)
+    for result in found:
+        if rows := result["tables"].get("generation.continuations"):
+            console.print(live.continuations_table(rows))
     for name, what in (
         ("checkpoints", "best and last checkpoint"),
         ("export", "the trained model as a Hugging Face folder"),
@@ -290,19 +303,20 @@ def conclude(folder: Path, result: results.Result) -> None:
 
 
 def command() -> str:
-    """What the user typed."""
-    return shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    """What the user typed, before :func:`superpose.cli.several_suites`."""
+    typed = sys.orig_argv
+    start = typed.index(sys.argv[0]) if sys.argv[0] in typed else None
+    words = sys.argv if start is None else typed[start:]
+    return shlex.join(["python", Path(words[0]).name, *words[1:]])
 
 
 def load_models(
-    cfg: DictConfig, config: dict[str, Any], checkpoint: Checkpoint | None, device: torch.device
+    config: dict[str, Any], checkpoint: Checkpoint | None, device: torch.device
 ) -> Mapping[str, LanguageModel]:
-    """The models to measure, the reference first; or revisions of one, the earliest first."""
-    revisions = config["suite"].get("revisions")
-    if revisions is not None:
-        if checkpoint is None:
-            return hub_revisions(weights_of(config), revisions, device)
-        return run_revisions(checkpoint.path, revisions, device)
+    """The models to measure, the reference first; none if all suites measure revisions."""
+    suites = [config["suite"]] if config["suite"] is not None else config["suites"].values()
+    if all(suite.get("revisions") is not None for suite in suites if suite is not None):
+        return {}
     if checkpoint is None:
         return {"base": load(**weights_of(config))}
     if not checkpoint.has_reference:
@@ -310,6 +324,18 @@ def load_models(
     base = load(**weights_of(config))
     checkpoint.check_base(base)
     return {"base": base, "checkpoint": checkpoint.load(base)}
+
+
+def revisions_of(
+    config: dict[str, Any], checkpoint: Checkpoint | None, asked: Any, device: torch.device
+) -> OneAtATime | None:
+    """The revisions that a suite asks for, the earliest first, or None if it asks for none."""
+    if asked is None:
+        return None
+    asked = OmegaConf.to_container(asked) if OmegaConf.is_config(asked) else asked
+    if checkpoint is None:
+        return hub_revisions(weights_of(config), asked, device)
+    return run_revisions(checkpoint.path, asked, device)
 
 
 def decoders(

@@ -61,6 +61,20 @@ def suite_tables() -> dict:
             for s in (2, 8) for mode, ratio in (("raw", 1.9), ("separate", 1.6))
             for against in ("sequential", "batch")
         ],
+        "additivity.layers": [
+            {"model": name, "layer": layer, "error": 0.1 * layer / scale}
+            for name, scale in models.items() for layer in range(5)
+        ],
+        "additivity.trajectory": [
+            {"revision": f"step{step}", "step": step, "mean": 0.1 + step / 100,
+             "standard_error": 0.02}
+            for step in (0, 1, 8)
+        ],
+        "layer_linearity.layers": [
+            {"model": name, "layer": layer, "linearity": 1 - 0.1 * layer / scale,
+             "linearity_increment": 0.5, "rank": 64, "condition_number": 1e4}
+            for name, scale in models.items() for layer in range(4)
+        ],
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from superpose.reports import plots, tables
 from superpose.reports.glossary import BASE, meaning_of
+from superpose.reports.paper import paper_figures
 from superpose.reports.results import Result
 
 FILE_NAME = "report.md"
@@ -84,7 +85,8 @@ def _section(folder: Path, result: Result) -> list[str]:
         f"{value:,} {name.replace('_', ' ')}" for name, value in result["counts"].items()
     )
     seconds = f"{result['elapsed_seconds']:.1f} s"
-    metrics = tables.metrics_grid(result["metrics"], tables.labels_of(result))
+    labels, paper = tables.labels_of(result), paper_figures(result["config"] or {})
+    metrics = tables.metrics_grid(result["metrics"], labels, paper)
     parts = [
         f"## {result['suite']}",
         f"Measured: {counts or 'see below'}; {seconds}.",

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,27 @@ def build(
         "command": command,
     }
     return {key: _plain(value, key) for key, value in result.items()}
+
+
+def merged(found: Sequence[Result]) -> Result:
+    """Several results of one command as one; every metric and table is named after its suite.
+
+    Args:
+        found: one a suite, at least one.
+    """
+    if len(found) == 1:
+        return found[0]
+    last = dict(found[-1])
+    last["suite"] = ", ".join(result["suite"] for result in found)
+    for key in ("metrics", "tables"):
+        last[key] = {name: value for result in found for name, value in result[key].items()}
+    last["counts"] = {
+        f"{result['suite']}.{name}": value
+        for result in found
+        for name, value in result["counts"].items()
+    }
+    last["elapsed_seconds"] = math.fsum(result["elapsed_seconds"] for result in found)
+    return last
 
 
 def write(path: str | Path, result: Result) -> Path:

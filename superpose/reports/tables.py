@@ -1,6 +1,6 @@
 """Tables for the terminal (rich) and for reports (Markdown), from results alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,13 +38,19 @@ class Grid:
     numeric: list[bool]
 
 
-def metrics_grid(metrics: dict[str, float], labels: tuple[str, str] = ("base", "model")) -> Grid:
+def metrics_grid(
+    metrics: dict[str, float],
+    labels: tuple[str, str] = ("base", "model"),
+    paper: Mapping[str, str] | None = None,
+) -> Grid:
     """The metrics of a result, ``base.X`` beside ``X`` with the change where both exist.
 
     Args:
         metrics: dotted names to numbers.
         labels: headings of the base model's and the measured model's column.
+        paper: the paper's figures by metric; a column of its own if any of them is here.
     """
+    paper = paper or {}
     names = [name for name in metrics if not name.startswith(BASE)]
     names += [
         short
@@ -63,7 +69,12 @@ def metrics_grid(metrics: dict[str, float], labels: tuple[str, str] = ("base", "
         cells += [format_cell(change, signed=True)] if compared else []
         rows.append([name, *cells, " ".join(filter(None, (meaning.unit, better)))])
     values = [*labels, "change"] if compared else [labels[1]]
-    return Grid(["metric", *values, "unit, better"], rows, [False, *[True] * len(values), False])
+    headings = ["metric", *values, "unit, better"]
+    if any(name in paper for name in names):
+        headings.append("paper")
+        rows = [[*row, paper.get(name, "")] for name, row in zip(names, rows, strict=True)]
+    numeric = [0 < index <= len(values) for index in range(len(headings))]
+    return Grid(headings, rows, numeric)
 
 
 def rows_grid(rows: Sequence[Row], max_rows: int | None = None) -> Grid:
