@@ -12,6 +12,7 @@ from superpose.reports.drawing import COLOURS, GREY, Row, column, new_axes, new_
 MODE_COLOURS = dict(
     zip(("raw", "separate", "guided", "batch", "guide_batch"), COLOURS, strict=False)
 ) | {"sequential": GREY}
+APART = 0.08  # octaves between modes at one number of streams, lest their bars hide each other
 LIMITS = {"memory_limit": "--", "compute_limit": ":"}
 
 
@@ -28,7 +29,8 @@ def tokens_per_second(rows: Sequence[Row]) -> Figure:
     axes.grid(which="minor", visible=False)
     axes.set_ylabel("tokens / s")
     _streams(axes, rows)
-    axes.legend(title=None, ncols=2)
+    axes.set_ylim(top=2 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(ncols=3)
     return figure
 
 
@@ -61,9 +63,10 @@ def _line(axes: Axes, mode: str, rows: Sequence[Row], name: str) -> None:
         [0.0 if row[side] is None else abs(row[side] - mean) for row, mean in zip(rows, means, strict=True)]
         for side in ("low", "high")
     ]  # fmt: skip
+    aside = 2.0 ** (APART * (list(MODE_COLOURS).index(mode) - (len(MODE_COLOURS) - 1) / 2))
     style: dict[str, Any] = {"fmt": "o-", "markersize": 4, "capsize": 3}
     axes.errorbar(
-        [row["streams"] for row in rows], means, sides, color=MODE_COLOURS[mode],
+        [row["streams"] * aside for row in rows], means, sides, color=MODE_COLOURS[mode],
         label=mode.replace("_", " "), **style,
     )  # fmt: skip
 
@@ -82,7 +85,7 @@ def _streams(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlim(counts[0] / 1.5, counts[-1] * 1.5)
-    axes.minorticks_off() if axes.get_yscale() == "linear" else None
+    axes.tick_params(axis="x", which="minor", length=0)
     axes.set_xlabel("streams S, all groups")
 
 
