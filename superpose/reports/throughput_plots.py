@@ -24,7 +24,7 @@ def tokens_per_second(rows: Sequence[Row]) -> Figure:
         _line(axes, mode, of_mode, "tokens_per_second")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(_plain))
-    axes.yaxis.set_minor_formatter(FuncFormatter(_plain))
+    axes.yaxis.set_minor_formatter(FuncFormatter(_few))
     axes.tick_params(axis="y", which="minor", labelsize=7)
     axes.grid(which="minor", visible=False)
     axes.set_ylabel("tokens / s")
@@ -91,3 +91,8 @@ def _streams(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _plain(value: float, _: object) -> str:
     return f"{value:,.6g}"
+
+
+def _few(value: float, position: object) -> str:
+    """Of the ticks between two powers of ten only 2, 3 and 5."""
+    return _plain(value, position) if f"{value:.0e}"[0] in "235" else ""

@@ -40,6 +40,7 @@ from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
 from superpose.suites.superposition_result import degradation
+from superpose.suites.throughput import check_settings as check_throughput
 from superpose.suites.throughput import throughput as measure_throughput
 from superpose.suites.trajectory import growth, trajectory_rows
 
@@ -217,8 +218,9 @@ def throughput(
     models: Models, data: SuiteData, settings: ThroughputSettings, progress: Progress
 ) -> SuiteOutput:
     """:func:`superpose.suites.throughput.throughput` of the last model, on held-out prompts."""
+    check_throughput(settings)
     name, model = list(models.items())[-1]
-    groups = data.groups(model, data.num_streams, max(settings.groups, default=1))
+    groups = data.groups(model, data.num_streams, max(settings.groups))
     result = measure_throughput(model, groups, data.decoders[name], settings, progress)
     return SuiteOutput(result.metrics(), result.tables(), result.counts())
 
