@@ -389,6 +389,20 @@ class GenerationSettings:
 
 
 @dataclass
+class ThroughputSettings:
+    """``suite=throughput``: tokens a second of N streams in one pass, and of N ordinary ones."""
+
+    _target_: str = "superpose.suites.run.throughput"
+    prompt_length: int = 128  # tokens of every prompt; longer texts are cut
+    generation_length: int = 64  # new tokens of every stream; no EOS stops it
+    groups: list[int] = field(default_factory=lambda: [1])  # G, groups of N streams read at once
+    repeats: int = 5  # of every mode; intervals are over them
+    warmup: int = 1  # repeats that are not counted
+    # raw, separate, guided, batch, sequential, guide_batch; null is all that apply
+    modes: list[str] | None = None
+
+
+@dataclass
 class TrainConfig:
     """``python train.py``: everything that a run needs."""
 
@@ -445,5 +459,6 @@ def register() -> None:
         ("suite", "base_layer_linearity", LayerLinearitySettings),
         ("suite", "base_attention_patching", AttentionPatchingSettings),
         ("suite", "base_perplexity", PerplexitySettings),
+        ("suite", "base_throughput", ThroughputSettings),
     ):
         store.store(group=group, name=name, node=node)

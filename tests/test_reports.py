@@ -50,6 +50,17 @@ def suite_tables() -> dict:
             {"setup": setup, "predictable.median_rank": rank / 10, "content.median_rank": rank}
             for setup, rank in (("mixing", 280.0), ("donor", 110.0), ("mixing_checkpoint", 5.0))
         ],
+        "throughput.modes": [
+            {"groups": s // 2, "streams": s, "mode": mode, "tokens_per_second": speed * s,
+             "low": None if s == 2 else 0.9 * speed * s, "high": None if s == 2 else 1.2 * speed * s}
+            for s in (2, 8) for mode, speed in (("raw", 20.0), ("batch", 15.0), ("sequential", 10.0))
+        ],
+        "throughput.ratios": [
+            {"groups": s // 2, "streams": s, "mode": mode, "against": against, "ratio": ratio,
+             "low": 0.9 * ratio, "high": 1.1 * ratio, "memory_limit": 2.0, "compute_limit": 1.8}
+            for s in (2, 8) for mode, ratio in (("raw", 1.9), ("separate", 1.6))
+            for against in ("sequential", "batch")
+        ],
         "additivity.layers": [
             {"model": name, "layer": layer, "error": 0.1 * layer / scale}
             for name, scale in models.items() for layer in range(5)

@@ -44,7 +44,8 @@ class TwoHead(torch.nn.Module):
             weights = weights.unsqueeze(-1).expand(embeddings.shape[:3])
         weights = weights.to(embeddings.dtype)  # (B, N, T)
         mixers = self.mixers.to(embeddings.dtype)
-        mixed = torch.einsum("bnt,nde,bnte->btd", weights, mixers, embeddings)
+        # weighted first: three operands at once would hold W_n for every position
+        mixed = torch.einsum("bnte,nde->btd", weights.unsqueeze(-1) * embeddings, mixers)
         norm = (weights * embeddings.norm(dim=-1)).sum(dim=1)  # (B, T)
         return mixed * (norm / mixed.norm(dim=-1).clamp_min(1e-12)).unsqueeze(-1)
 

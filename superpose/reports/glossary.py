@@ -214,6 +214,30 @@ MEANINGS: dict[str, Meaning] = {
     "generation.*cache_bytes_per_stream": Meaning(
         "KV cache at the end of a continuation", "bytes", "lower"
     ),
+    "throughput.*.tokens_per_second": Meaning(
+        "new tokens of all streams over the time of prefill and decoding; raw: one mixed pass, "
+        "separate: a head a stream, guided: a guide beside it, batch: the prompts in an ordinary "
+        "batch, sequential: the streams of a group one after the other, guide_batch: the guide alone",
+        "tokens per second", "higher",
+    ),
+    "throughput.*.prefill_seconds": Meaning(
+        "time to read all prompts and choose the first new tokens", "seconds", "lower"
+    ),
+    "throughput.*.decode_ms_per_step": Meaning(
+        "time for one more token of every stream", "milliseconds", "lower"
+    ),
+    "throughput.*.peak_memory_bytes": Meaning(
+        "most memory above the level before, weights left out: caches, activations, logits",
+        "bytes", "lower",
+    ),
+    "throughput.*.cache_bytes_per_stream": Meaning(
+        "KV caches at the end over all streams, those of a guide included", "bytes", "lower"
+    ),
+    "throughput.*.speedup_*": Meaning(
+        "time of the same prompts, sequential or in an ordinary batch, over the time of this mode, "
+        "repeat by repeat; N streams in one pass gain at most N times",
+        "times", "higher",
+    ),
     "train[./]nll_nats": Meaning("next-token loss", "nats per token", "lower"),
     "val[./]nll_nats": Meaning("held-out next-token loss", "nats per token", "lower"),
     "val[./]alpha": Meaning("weight of a stream's own guide logits (eq. 7)", "", ""),

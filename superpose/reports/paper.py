@@ -1,7 +1,7 @@
 """The papers' own figures, for a reader to compare with; each is labelled with its model.
 
-Of *Your Transformer Can Hold Two Thoughts at Once* (arXiv 2609.29845): Tables 1 to 6, Appendices F
-and H, measured on FineWeb and FineWeb-Edu; other models, texts and sizes give other numbers.
+Of *Your Transformer Can Hold Two Thoughts at Once* (arXiv 2609.29845): Tables 1 to 6 and 9, Appendices
+F and H, measured on FineWeb and FineWeb-Edu; other models, texts and sizes give other numbers.
 """
 
 from collections.abc import Mapping
@@ -62,6 +62,14 @@ OTHERS = {  # Tables 5 and 6, Appendix F
     "layer_linearity.last_third": "above 0.95 (the paper's models)",
 }
 
+# Table 9, two streams, one group: tokens a second over those of the other column, four pairs of
+# backbone and guide on a GPU.
+SPEEDUPS = {
+    "separate.speedup_sequential": "1.96-2.02", "separate.speedup_batch": "0.97-1.02",
+    "guided.speedup_sequential": "1.22-1.42", "guided.speedup_batch": "0.62-0.70",
+    "batch.speedup_sequential": "1.96-2.03",
+}  # fmt: skip
+
 
 def paper_figures(config: Mapping[str, Any]) -> dict[str, str]:
     """What the paper has for metrics of a run, by the metric's dotted name.
@@ -78,6 +86,8 @@ def paper_figures(config: Mapping[str, Any]) -> dict[str, str]:
             text += f", {DISTILLED[name]} (Pythia-2.8B distilled)"
         found[f"superposition.{name}"] = text
     if count == 2:
+        for name, value in SPEEDUPS.items():
+            found[f"throughput.groups_1.{name}"] = f"{value} (Pythia-1.4B to Llama-3.2-3B)"
         for setup, values in PATCHING.items():
             for name, value in values.items():
                 found[f"attention_patching.{setup}.{name}"] = f"{value} ({QWEN})"

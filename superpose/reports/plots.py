@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from superpose.reports import depth_plots, patching_plots
+from superpose.reports import depth_plots, patching_plots, throughput_plots
 from superpose.reports.drawing import (
     COLOURS,
     GREY,
@@ -150,6 +150,18 @@ FIGURES: dict[str, FigureKind] = {
         "text, under that text's attention weights (donor), with its own weights permuted; 1 is "
         "undisturbed. Predictable tokens (punctuation, digits, function words, fragments) and content "
         "words apart.",
+    ),
+    "throughput.modes": FigureKind(
+        throughput_plots.tokens_per_second,
+        "New tokens of all streams a second, prefill included, by the number of streams; bars: 95 % "
+        "interval over repeats. A batch of as many streams is what a mixed pass has to be measured "
+        "against, and the guide alone is what a guided pass has to beat.",
+    ),
+    "throughput.ratios": FigureKind(
+        throughput_plots.speedups,
+        "Time of the reference over the time of each mode, repeat by repeat, with its 95 % interval. "
+        "Limits of a decoding step in the mode's colour: dashed while weights are read (small "
+        "batches), dotted while arithmetic is the bottleneck (large ones, and prefill).",
     ),
 }
 

@@ -20,6 +20,7 @@ from superpose.config import (
     PatchedLambadaSettings,
     PerplexitySettings,
     SuperpositionSettings,
+    ThroughputSettings,
 )
 from superpose.data.datamodule import batched
 from superpose.data.lambada import ClozeExample, load_lambada, read_lambada
@@ -39,6 +40,8 @@ from superpose.suites.perplexity import perplexity as measure_perplexity
 from superpose.suites.progress import Progress
 from superpose.suites.superposition import superposition as measure_superposition
 from superpose.suites.superposition_result import degradation
+from superpose.suites.throughput import check_settings as check_throughput
+from superpose.suites.throughput import throughput as measure_throughput
 from superpose.suites.trajectory import growth, trajectory_rows
 
 log = logging.getLogger(__name__)
@@ -209,6 +212,17 @@ def generation(
     result = generate_and_measure(model, teacher, decoder, groups, settings, progress, data.watch)
     counts = result.counts() | ({"left_over": left_over} if left_over else {})
     return SuiteOutput(result.metrics(), result.tables(), counts, described)
+
+
+def throughput(
+    models: Models, data: SuiteData, settings: ThroughputSettings, progress: Progress
+) -> SuiteOutput:
+    """:func:`superpose.suites.throughput.throughput` of the last model, on held-out prompts."""
+    check_throughput(settings)
+    name, model = list(models.items())[-1]
+    groups = data.groups(model, data.num_streams, max(settings.groups))
+    result = measure_throughput(model, groups, data.decoders[name], settings, progress)
+    return SuiteOutput(result.metrics(), result.tables(), result.counts())
 
 
 def additivity(
