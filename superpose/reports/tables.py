@@ -17,8 +17,8 @@ MAX_ROWS = 20  # of a detail table in a report; the rest stays in results.json
 
 LEFT_TO_THE_REPORT = (
     "*standard_error", "*unrelated*", "*.control.*", "*.stream_*", "*.rank_truth.top_*",
-    "*.rank.median_confident", "*.rank.top_50", "lambada.single.first_token_accuracy",
-    "base.lambada.single.first_token_accuracy", "throughput.*.prefill_seconds",
+    "*.rank.median_confident", "*.rank.top_50", "*lambada.single.first_token_accuracy",
+    "*lambada.guide.first_token_accuracy", "throughput.*.prefill_seconds",
     "throughput.*_bytes*",
 )  # fmt: skip
 
