@@ -58,7 +58,9 @@ def evaluate(cfg: DictConfig, overrides: Iterable[str] = ()) -> dict[str, float]
     suites = chosen_suites(cfg)
     models = load_models(config, checkpoint, device)
     guide = load_guide(config["guide"]) if config["guide"] else None
-    head = None if checkpoint is None else checkpoint.decoder(list(models.values())[-1], guide)
+    head = None
+    if checkpoint is not None and models:  # a head belongs to the checkpoint, not to its revisions
+        head = checkpoint.decoder(list(models.values())[-1], guide)
     terminal = Console(stderr=True)
     watch = live.SideBySide(terminal) if terminal.is_terminal else nobody
     told_apart = decoders(models, guide, head)
