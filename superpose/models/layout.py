@@ -7,6 +7,7 @@ either handled or refused - never silently wrong.
 """
 
 from dataclasses import dataclass
+from inspect import Parameter, signature
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from superpose.streams.mixing import mix_embeddings
 TESTED_FAMILIES = (
     "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2",
 )  # fmt: skip
+
+FFN = "mlp"  # what every family that is tested here calls a block's feed-forward part
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,47 @@ def blocks(model: PreTrainedModel) -> torch.nn.ModuleList:
         f"a {model.config.model_type!r} model keeps no list of its {count} blocks that superpose "
         f"finds; use one of the families {', '.join(TESTED_FAMILIES)}"
     )
+
+
+def ffns(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The feed-forward part of each block: a module of one input ``(B, T, D)`` and one such output.
+
+    The norms before and (Gemma 2 and 3, OLMo 2) behind it are not in it.
+
+    Raises:
+        ValueError: for a block without one, or with a mixture of experts.
+    """
+    found = []
+    for index, block in enumerate(blocks(model)):
+        module = getattr(block, FFN, None)
+        kind = model.config.model_type
+        if not isinstance(module, torch.nn.Module) or _inputs(module) != 1:
+            raise ValueError(
+                f"block {index} of a {kind!r} model ({type(block).__name__}) has no feed-forward "
+                f"part that superpose recognises, a module {FFN!r} of one input; use one of the "
+                f"families {', '.join(TESTED_FAMILIES)}"
+            )
+        if any(name.rsplit(".", 1)[-1] == "experts" for name, _ in module.named_modules()):
+            raise ValueError(
+                f"block {index} of a {kind!r} model is a mixture of experts "
+                f"({type(module).__name__}): which weights a token meets depends on its router, so "
+                "it has no one map to fit or replace; use a dense model"
+            )
+        found.append(module)
+    return found
+
+
+def replace_ffn(model: PreTrainedModel, index: int, module: torch.nn.Module) -> torch.nn.Module:
+    """Put ``module`` in the place of block ``index``'s feed-forward part; returns the old one."""
+    old = ffns(model)[index]
+    setattr(blocks(model)[index], FFN, module)
+    return old
+
+
+def _inputs(module: torch.nn.Module) -> int:
+    """How many arguments the module's forward requires (BLOOM's takes the residual stream too)."""
+    parameters = signature(module.forward).parameters.values()
+    return sum(parameter.default is Parameter.empty for parameter in parameters)
 
 
 def truncate(model: PreTrainedModel, num_blocks: int) -> PreTrainedModel:
